@@ -1,0 +1,32 @@
+# make run   sets everything up, then runs the four official test cases and both checks
+# make test  sets everything up, then runs the tests
+# make lint  sets everything up, then ruff
+# ARGS="…"   goes to `mla run`, pytest or ruff
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+.DEFAULT_GOAL := run
+.PHONY: run test lint clean
+
+run: $(VENV)/ready
+	$(VENV)/bin/mla run $(ARGS)
+
+test: $(VENV)/ready
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/ready
+	$(VENV)/bin/ruff check $(ARGS) .
+	$(VENV)/bin/ruff format --check .
+
+# The environment sees the system's packages, so that a ROCm or CUDA torch (and AMD's aiter) already there stay in use.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --system-site-packages $(VENV)
+	$(VENV)/bin/python -c "import torch" 2>/dev/null \
+	    || $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,lint]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

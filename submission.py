@@ -1,0 +1,650 @@
+#!POPCORN leaderboard amd-mixed-mla
+#!POPCORN gpu MI355X
+"""MLA decode for amd-mixed-mla that attends to every token of the cache.
+
+custom_kernel(data) checks its input on the host, looks up the Plan for (batch_size, kv_seq_len) in a static table, and
+lets that plan's runner write a fresh output. From top to bottom: plans and tables, the lookup, the checks, what is kept
+between calls, the runners, the entry point.
+
+The file is uploaded alone: besides torch it needs only task.py and AMD's aiter, which the server has.
+"""
+
+import contextlib
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from task import input_t, output_t
+
+NUM_HEADS = 16
+QK_HEAD_DIM = 576
+V_HEAD_DIM = 512
+FP8 = torch.float8_e4m3fn
+
+# ---- Plans and tables ----
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one shape runs.
+
+    runner: a key of RUNNERS. num_splits: parts a sequence is cut into, None where aiter picks them. page_size: cache
+    rows a page; above 1 the shipped gfx950 kernels read only the first token of each page, see _check_plan.
+    """
+
+    runner: str
+    num_splits: int | None = None
+    page_size: int = 1
+
+
+Table = dict[tuple[int, int], Plan]  # keyed (batch_size, kv_seq_len)
+
+# The fastest runner of each benchmark shape that reads the whole cache, by timings published for an MI355X (µs; we have
+# measured none there):
+#                              4/1k  4/8k  32/1k  32/8k  64/1k  64/8k  256/1k  256/8k
+#     bf16 everywhere          20.2  34.5  28.5   108    39.3   157    110     462
+#     fp8 non-persistent       25.5  37.1  36.7   84.2   47.3   137    121     320
+#     a16w8/a8w8 persistent    26.5  37.6  31.0   82.7   39.7   136    87.3    312
+# At 64/1024 the figures disagree: the author of v50 measured fp8 non-persistent at 40 against 50 for bf16, somebody
+# else 47 against 39. At 256/8192 a16w8 was seen at 617 against 309–332 for a8w8: a16w8 suits 1024 tokens, a8w8 8192.
+# The persistent splits are those that get_mla_metadata_v1 makes on 256 compute units; more would only grow buffers.
+GFX950_TABLE: Table = {
+    (4, 1024): Plan("bf16"),
+    (4, 8192): Plan("bf16"),
+    (32, 1024): Plan("bf16"),
+    (32, 8192): Plan("a8w8_persistent", num_splits=8),
+    (64, 1024): Plan("fp8_nonpersistent", num_splits=1),
+    (64, 8192): Plan("a8w8_persistent", num_splits=4),
+    (256, 1024): Plan("a16w8_persistent", num_splits=1),
+    (256, 8192): Plan("a8w8_persistent", num_splits=1),
+}
+
+# The published design this project started from. Its page sizes read 1/2 and 1/8 of the cache: it is here to be
+# compared with, runs only by choice and is never a default. Its author names no splits for kv 8192 above batch 32;
+# those here are what get_mla_metadata_v1 makes at the most.
+V50_TABLE: Table = {
+    (4, 1024): Plan("bf16"),
+    (4, 8192): Plan("a16w8_persistent", num_splits=16, page_size=8),
+    (32, 1024): Plan("a16w8_persistent", num_splits=16, page_size=2),
+    (32, 8192): Plan("a16w8_persistent", num_splits=8, page_size=8),
+    (64, 1024): Plan("fp8_nonpersistent", num_splits=1),
+    (64, 8192): Plan("a16w8_persistent", num_splits=4, page_size=8),
+    (256, 1024): Plan("a16w8_persistent", num_splits=8, page_size=2),
+    (256, 8192): Plan("a16w8_persistent", num_splits=1, page_size=8),
+}
+
+TABLES: dict[str, Table] = {"gfx950": GFX950_TABLE, "v50": V50_TABLE}
+TABLE_OF_ARCH = {"gfx950": "gfx950"}  # by GPU architecture; one without a table of its own uses DEFAULT_TABLE
+DEFAULT_TABLE = "gfx950"
+
+# What get_mla_metadata_v1 does on gfx950 (aiter csrc/kernels/mla/metadata/v1_0_device.cuh).
+NUM_CUS = 256
+TOKENS_PER_SPLIT = 196
+KV_GRANULARITY = 16
+# A non-persistent kernel deals tiles of this many tokens over its splits; a split beyond the last tile stays empty.
+TILE = 64
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# ---- The lookup ----
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What custom_kernel does with a shape.
+
+    plan; why: the reason for it, a sentence; precision: what is read and rounded, as reference.PRECISIONS names it
+    (a16w8: bf16 q, fp8 cache); kernels: what a warm call launches at aiter's contest version, in order.
+    """
+
+    plan: Plan
+    why: str
+    precision: str
+    kernels: tuple[str, ...]
+
+
+def plan_for(batch_size: int, kv_seq_len: int, *, table: str | None = None, device: torch.device | None = None) -> Plan:
+    """The Plan for a shape from `table`, by default the table of the device's architecture.
+
+    A shape that is no entry takes the runner of the nearest one: the least |log2(batch ratio)| + |log2(length ratio)|,
+    ties to the smaller batch, then the shorter length. Its splits are made anew for the shape, so the plan is always
+    legal; under 196 pages (get_mla_metadata_v1 divides by len // 196) bf16 takes the persistent runners' place.
+
+    Raises ValueError for an unknown table or a shape below 1.
+    """
+    return _find(batch_size, kv_seq_len, table or _table_of(device))[0]
+
+
+def explain(
+    batch_size: int, kv_seq_len: int, *, table: str | None = None, device: torch.device | None = None
+) -> Explanation:
+    """The plan for a shape as plan_for finds it, with its reason, precision and launches. Raises as plan_for does."""
+    plan, why = _find(batch_size, kv_seq_len, table or _table_of(device))
+    runner = RUNNERS[plan.runner]
+    return Explanation(plan, why, runner.precision, runner.kernels(plan))
+
+
+@functools.lru_cache(maxsize=256)
+def _find(batch_size: int, kv_seq_len: int, table: str) -> tuple[Plan, str]:
+    if table not in TABLES:
+        raise ValueError(f"unknown table {table!r}, expected one of {', '.join(TABLES)}")
+    if batch_size < 1 or kv_seq_len < 1:
+        raise ValueError(f"batch_size and kv_seq_len must be 1 or more, got {batch_size} and {kv_seq_len}")
+    entries = TABLES[table]
+    if (batch_size, kv_seq_len) in entries:
+        return entries[batch_size, kv_seq_len], f"entry ({batch_size}, {kv_seq_len}) of table {table}"
+
+    def distance(entry: tuple[int, int]) -> tuple[float, int, int]:
+        batch, length = entry
+        return abs(math.log2(batch / batch_size)) + abs(math.log2(length / kv_seq_len)), batch, length
+
+    nearest = min(entries, key=distance)
+    plan, note = _fit(entries[nearest], batch_size, kv_seq_len)
+    return plan, f"no entry in table {table}; runner of the nearest, {nearest}, {note}"
+
+
+def _fit(plan: Plan, batch_size: int, kv_seq_len: int) -> tuple[Plan, str]:
+    """`plan` made legal for another shape, and how."""
+    page_size = math.gcd(plan.page_size, kv_seq_len)
+    pages = kv_seq_len // page_size
+    if RUNNERS[plan.runner].persistent:
+        if pages < TOKENS_PER_SPLIT:
+            return Plan("bf16"), f"replaced by bf16: {pages} pages are under {TOKENS_PER_SPLIT}"
+        splits = persistent_splits(batch_size, pages)
+        return Plan(plan.runner, splits, page_size), "with the splits that get_mla_metadata_v1 makes here"
+    if plan.num_splits is None:
+        return plan, "aiter picks the splits"
+    return replace(
+        plan, num_splits=min(plan.num_splits, _ceil_div(kv_seq_len, TILE))
+    ), "with at least a tile of tokens a split"
+
+
+def persistent_splits(batch_size: int, pages: int) -> int:
+    """The splits that get_mla_metadata_v1 makes of each of `batch_size` sequences of `pages` ≥ 196 pages.
+
+    The number returned, given back as num_kv_splits, is made again: no buffer is larger than what is used.
+    """
+    splits, cap = 0, min(pages // TOKENS_PER_SPLIT, _ceil_div(NUM_CUS, batch_size))
+    while splits != cap:
+        splits = cap
+        payload = _ceil_div(_ceil_div(pages, KV_GRANULARITY), splits) * KV_GRANULARITY
+        cap = _ceil_div(pages, payload)
+        if cap > 1 and 1 <= pages % payload <= 4:  # the part before takes over a tail this short
+            cap -= 1
+    return splits
+
+
+@functools.lru_cache(maxsize=64)
+def _table_of(device: torch.device | None) -> str:
+    if device is None or device.type != "cuda":
+        return DEFAULT_TABLE
+    properties = torch.cuda.get_device_properties(device)
+    arch = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}").split(":")[0]
+    return TABLE_OF_ARCH.get(arch, DEFAULT_TABLE)
+
+
+# ---- The checks: on the host, before any launch ----
+
+
+class InputError(ValueError):
+    """The data or the plan is not what the kernels take; the message says what was expected and what to do."""
+
+
+class Problem(NamedTuple):
+    """A checked input: what the runners work on. Shapes as in custom_kernel; kv_scale is the fp8 cache's."""
+
+    q: torch.Tensor
+    kv_bf16: torch.Tensor
+    kv_fp8: torch.Tensor
+    kv_scale: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    batch_size: int
+    kv_seq_len: int
+    sm_scale: float
+
+
+_CONFIG = {
+    "num_heads": NUM_HEADS,
+    "num_kv_heads": 1,
+    "qk_head_dim": QK_HEAD_DIM,
+    "kv_lora_rank": V_HEAD_DIM,
+    "qk_rope_head_dim": QK_HEAD_DIM - V_HEAD_DIM,
+    "v_head_dim": V_HEAD_DIM,
+    "q_seq_len": 1,
+}
+_FORMATS = ("bf16", "fp8", "mxfp4")
+_BF16, _FP8, _INT32, _FLOAT32 = (torch.bfloat16,), (FP8,), (torch.int32,), (torch.float32,)
+_FP4_DTYPES = (getattr(torch, "float4_e2m1fn_x2", torch.uint8), torch.uint8)
+_E8M0_DTYPES = (getattr(torch, "float8_e8m0fnu", torch.uint8), torch.uint8)
+
+
+def _check_input(data: input_t) -> Problem:
+    """Refuse, with an InputError, any data that is not the task's."""
+    if not isinstance(data, tuple) or len(data) != 5:
+        raise InputError("data must be the tuple (q, kv_data, qo_indptr, kv_indptr, config)")
+    q, kv_data, qo_indptr, kv_indptr, config = data
+    batch_size, kv_seq_len, sm_scale = _check_config(config)
+    total_kv = batch_size * kv_seq_len
+    if total_kv >= 2**31:
+        raise InputError(
+            f"batch_size × kv_seq_len is {total_kv}, more than the 32-bit indices of the kernels can count"
+        )
+    if not isinstance(q, torch.Tensor):
+        raise InputError(f"q must be a tensor, got {type(q).__name__}")
+    device = q.device
+    _check_tensor("q", q, (batch_size, NUM_HEADS, QK_HEAD_DIM), _BF16, device)
+    _check_tensor("qo_indptr", qo_indptr, (batch_size + 1,), _INT32, device)
+    _check_tensor("kv_indptr", kv_indptr, (batch_size + 1,), _INT32, device)
+
+    if not isinstance(kv_data, dict) or any(name not in kv_data for name in _FORMATS):
+        found = ", ".join(map(repr, kv_data)) if isinstance(kv_data, dict) else type(kv_data).__name__
+        raise InputError(f"kv_data must be a dict with 'bf16', 'fp8' and 'mxfp4', got {found}")
+    _check_tensor("kv_data['bf16']", kv_data["bf16"], (total_kv, 1, QK_HEAD_DIM), _BF16, device)
+    kv_fp8, kv_scale = _pair("fp8", kv_data["fp8"])
+    _check_tensor("kv_data['fp8'][0]", kv_fp8, (total_kv, 1, QK_HEAD_DIM), _FP8, device)
+    _check_tensor("kv_data['fp8'][1], the scale,", kv_scale, (1,), _FLOAT32, device)
+    codes, scales = _pair("mxfp4", kv_data["mxfp4"])
+    _check_tensor("kv_data['mxfp4'][0]", codes, (total_kv, 1, QK_HEAD_DIM // 2), _FP4_DTYPES, device)
+    _check_mxfp4_scales(scales, total_kv, device)
+    return Problem(
+        q, kv_data["bf16"], kv_fp8, kv_scale, qo_indptr, kv_indptr, batch_size, kv_seq_len, sm_scale
+    )  # fmt: skip
+
+
+def _check_config(config: dict) -> tuple[int, int, float]:
+    if not isinstance(config, dict):
+        raise InputError(f"config must be a dict, got {type(config).__name__}")
+    for name in ("batch_size", "kv_seq_len", "sm_scale", *_CONFIG):
+        if name not in config:
+            raise InputError(f"config lacks {name!r}")
+    for name, value in _CONFIG.items():
+        if config[name] != value:
+            raise InputError(f"config[{name!r}] must be {value}, got {config[name]!r}")
+    for name in ("batch_size", "kv_seq_len"):
+        if type(config[name]) is not int or config[name] < 1:
+            raise InputError(f"config[{name!r}] must be an int of 1 or more, got {config[name]!r}")
+    sm_scale = config["sm_scale"]
+    if not isinstance(sm_scale, float) or not math.isfinite(sm_scale):
+        raise InputError(f"config['sm_scale'] must be a finite float, got {sm_scale!r}")
+    return config["batch_size"], config["kv_seq_len"], sm_scale
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple, dtypes: tuple, device: torch.device) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        raise InputError(f"{name} must be {dtypes[0]}, got {tensor.dtype}")
+    if tensor.shape != shape:
+        raise InputError(f"{name} must have shape {shape} for this config, got {tuple(tensor.shape)}")
+    if tensor.device != device:
+        raise InputError(f"{name} is on {tensor.device}, q on {device}: put all tensors on one device")
+    if not tensor.is_contiguous():
+        raise InputError(f"{name} is not contiguous: pass {name}.contiguous(), the kernels would read other rows")
+
+
+def _check_mxfp4_scales(scales: torch.Tensor, total_kv: int, device: torch.device) -> None:
+    """Both of aiter's layouts are taken: (rows, 18), or padded in rows and columns."""
+    blocks = QK_HEAD_DIM // 32
+    name = "kv_data['mxfp4'][1], the scales,"
+    if (
+        not isinstance(scales, torch.Tensor)
+        or scales.dim() != 2
+        or scales.shape[0] < total_kv
+        or scales.shape[1] < blocks
+    ):
+        got = tuple(scales.shape) if isinstance(scales, torch.Tensor) else type(scales).__name__
+        raise InputError(f"{name} must have shape ({total_kv} or more, {blocks} or more), got {got}")
+    _check_tensor(name, scales, tuple(scales.shape), _E8M0_DTYPES, device)
+
+
+def _pair(name: str, entry: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(entry, (tuple, list)) or len(entry) != 2:
+        raise InputError(f"kv_data[{name!r}] must be a pair (values, scale), got {type(entry).__name__}")
+    return entry
+
+
+@functools.lru_cache(maxsize=256)
+def _check_plan(plan: Plan, kv_seq_len: int, kernels_honour_page_size: bool) -> None:
+    """Refuse, with an InputError, a plan that its runner cannot carry out for this length."""
+    if plan.runner not in RUNNERS:
+        raise InputError(f"plan.runner {plan.runner!r} is unknown, expected one of {', '.join(RUNNERS)}")
+    runner, page_size, splits = RUNNERS[plan.runner], plan.page_size, plan.num_splits
+    if page_size < 1 or page_size & (page_size - 1) or kv_seq_len % page_size:
+        raise InputError(f"plan.page_size must be a power of 2 that divides kv_seq_len {kv_seq_len}, got {page_size}")
+    if page_size > 1 and not runner.persistent:
+        raise InputError(f"plan.page_size must be 1 for {plan.runner}, got {page_size}")
+    if page_size > 1 and not kernels_honour_page_size:
+        raise InputError(
+            f"plan.page_size is {page_size}: aiter's gfx950 kernels overwrite it with 1 and read only the first token "
+            f"of each page, 1/{page_size} of the cache (ROCm/aiter issues 200, 2996, 3095). Use page_size 1; if this "
+            "platform's kernels are known to honour it, say so: custom_kernel(…, kernels_honour_page_size=True)"
+        )
+    if runner.persistent:
+        pages = kv_seq_len // page_size
+        if pages < TOKENS_PER_SPLIT:
+            raise InputError(
+                f"{plan.runner} needs {TOKENS_PER_SPLIT} pages a sequence, got {pages}: get_mla_metadata_v1 makes "
+                f"len // {TOKENS_PER_SPLIT} splits and divides by them. Use bf16 or fp8_nonpersistent"
+            )
+        if splits is None or splits < 1:
+            raise InputError(f"plan.num_splits must be 1 or more for {plan.runner}, got {splits}")
+    elif splits is None:
+        if plan.runner == "fp8_nonpersistent":
+            raise InputError("plan.num_splits must be given for fp8_nonpersistent")
+    elif not 1 <= splits <= _ceil_div(kv_seq_len, TILE):
+        raise InputError(
+            f"plan.num_splits must be 1 … {_ceil_div(kv_seq_len, TILE)} for {plan.runner} at kv_seq_len {kv_seq_len} "
+            f"(a tile of {TILE} tokens a split), got {splits}"
+        )
+
+
+def _check_uniform(problem: Problem) -> None:
+    """Strict mode: the indptrs must be the uniform ones that the config states. Synchronises."""
+    batch_size = problem.batch_size
+    for name, indptr, length in (
+        ("qo_indptr", problem.qo_indptr, 1),
+        ("kv_indptr", problem.kv_indptr, problem.kv_seq_len),
+    ):
+        if indptr.tolist() != [i * length for i in range(batch_size + 1)]:
+            raise InputError(
+                f"{name} is not arange({batch_size + 1}) × {length} as config says: custom_kernel serves uniform "
+                "lengths, its work lists are made from the config alone"
+            )
+
+
+def _check_finite(output: torch.Tensor, plan: Plan) -> None:
+    """Strict mode: no NaN or infinity may come out. Synchronises."""
+    bad = (~torch.isfinite(output)).flatten(1).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise FloatingPointError(f"{plan} gave NaN or infinity in {len(bad)} sequences, the first being {bad[0]}")
+
+
+# ---- What is kept between calls: only what follows from shapes, device and plan; bounded ----
+
+_KEPT = 32  # entries a cache; the largest index tensor of the benchmarks is 8 MB
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _page_indices(pages: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(pages, dtype=torch.int32, device=device)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _indptr(batch_size: int, length: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(0, (batch_size + 1) * length, length, dtype=torch.int32, device=device)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _last_page_lens(batch_size: int, page_size: int, device: torch.device) -> torch.Tensor:
+    return torch.full((batch_size,), page_size, dtype=torch.int32, device=device)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _unit_scale(device: torch.device) -> torch.Tensor:
+    return torch.ones(1, dtype=torch.float32, device=device)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _work_lists(
+    batch_size: int,
+    pages: int,
+    num_splits: int,
+    page_size: int,
+    q_dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The keyword arguments that make mla_decode_fwd persistent, for uniform sequences of `pages` pages."""
+    aiter = _aiter()
+    info = aiter.get_mla_metadata_info_v1(
+        batch_size,
+        1,
+        NUM_HEADS,
+        q_dtype,
+        kv_dtype,
+        is_sparse=False,
+        fast_mode=False,
+        num_kv_splits=num_splits,
+        intra_batch_mode=True,
+    )
+    meta, work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map = (
+        torch.empty(shape, dtype=dtype, device=device) for shape, dtype in info
+    )
+    aiter.get_mla_metadata_v1(
+        _indptr(batch_size, 1, device),
+        _indptr(batch_size, pages, device),
+        _last_page_lens(batch_size, page_size, device),
+        NUM_HEADS,
+        1,
+        True,
+        meta,
+        work_info_set,  # before work_indptr here, and only here
+        work_indptr,
+        reduce_indptr,
+        reduce_final_map,
+        reduce_partial_map,
+        page_size=page_size,
+        kv_granularity=KV_GRANULARITY,
+        max_seqlen_qo=1,
+        uni_seqlen_qo=1,
+        fast_mode=False,
+        max_split_per_batch=num_splits,
+        intra_batch_mode=True,
+        dtype_q=q_dtype,
+        dtype_kv=kv_dtype,
+    )
+    return {
+        "work_meta_data": meta,
+        "work_indptr": work_indptr,
+        "work_info_set": work_info_set,
+        "reduce_indptr": reduce_indptr,
+        "reduce_final_map": reduce_final_map,
+        "reduce_partial_map": reduce_partial_map,
+    }
+
+
+_CACHES = (_page_indices, _indptr, _last_page_lens, _unit_scale, _work_lists)
+
+
+def clear_caches() -> None:
+    """Forget all kept tensors; the next call of each shape makes its own anew."""
+    for cache in _CACHES:
+        cache.cache_clear()
+
+
+# ---- The runners: each writes `output` (batch, 16, 512) bfloat16 ----
+
+_PASSED = (
+    "page_size",
+    "num_kv_splits",
+    "num_kv_splits_indptr",
+    "work_meta_data",
+    "q_scale",
+    "kv_scale",
+    "intra_batch_mode",
+)
+
+
+@functools.cache
+def _aiter():
+    """AMD's aiter, or whatever stands in its place on sys.path, once it is known to have what the runners call."""
+    get = "On an MI355X install AMD's from https://github.com/ROCm/aiter; elsewhere run with PYTHONPATH=portable"
+    try:
+        import aiter
+    except ImportError as error:
+        raise RuntimeError(
+            f"aiter is missing ({error}). {get}. `mla run` and pytest find the portable one by themselves"
+        ) from error
+    try:
+        import aiter.mla
+
+        parameters = inspect.signature(aiter.mla.mla_decode_fwd).parameters
+        lacking = [name for name in _PASSED if name not in parameters]
+        lacking += [name for name in ("get_mla_metadata_info_v1", "get_mla_metadata_v1") if not hasattr(aiter, name)]
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(
+            f"the aiter at {aiter.__file__} has no MLA decode ({error}); PyPI's package of that name is unrelated. "
+            f"{get}"
+        ) from error
+    if lacking:
+        raise RuntimeError(f"the aiter at {aiter.__file__} is too old, it lacks {', '.join(lacking)}. {get}")
+    return aiter
+
+
+def _decode(problem: Problem, q: torch.Tensor, kv: torch.Tensor, plan: Plan, output: torch.Tensor, **options) -> None:
+    """aiter's mla_decode_fwd over the whole cache, in pages of plan.page_size."""
+    page_size, device = plan.page_size, q.device
+    pages = problem.kv_seq_len // page_size
+    _aiter().mla.mla_decode_fwd(
+        q,
+        kv.view(-1, page_size, 1, QK_HEAD_DIM),
+        output,
+        problem.qo_indptr,
+        problem.kv_indptr if page_size == 1 else _indptr(problem.batch_size, pages, device),
+        _page_indices(problem.batch_size * pages, device),
+        _last_page_lens(problem.batch_size, page_size, device),
+        1,
+        page_size=page_size,
+        nhead_kv=1,
+        sm_scale=problem.sm_scale,
+        **options,
+    )
+
+
+def _splits(problem: Problem, plan: Plan) -> dict[str, int | torch.Tensor]:
+    """Options for a non-persistent call; none lets aiter pick."""
+    if plan.num_splits is None:
+        return {}
+    indptr = _indptr(problem.batch_size, plan.num_splits, problem.q.device)
+    return {"num_kv_splits": plan.num_splits, "num_kv_splits_indptr": indptr}
+
+
+def _persistence(problem: Problem, plan: Plan, q_dtype: torch.dtype) -> dict[str, bool | int | torch.Tensor]:
+    """Options for a persistent call on the fp8 cache."""
+    pages = problem.kv_seq_len // plan.page_size
+    lists = _work_lists(problem.batch_size, pages, plan.num_splits, plan.page_size, q_dtype, FP8, problem.q.device)
+    return {"num_kv_splits": plan.num_splits, "intra_batch_mode": True, "kv_scale": problem.kv_scale, **lists}
+
+
+def run_bf16(problem: Problem, plan: Plan, output: torch.Tensor) -> None:
+    """bf16 q on the bf16 cache: split kernel, then a reduce."""
+    _decode(problem, problem.q, problem.kv_bf16, plan, output, **_splits(problem, plan))
+
+
+def run_fp8_nonpersistent(problem: Problem, plan: Plan, output: torch.Tensor) -> None:
+    """q cast to fp8 with unit scale, on the fp8 cache; one split writes the output directly, more need the reduce."""
+    _decode(
+        problem,
+        problem.q.to(FP8),
+        problem.kv_fp8,
+        plan,
+        output,
+        q_scale=_unit_scale(problem.q.device),
+        kv_scale=problem.kv_scale,
+        **_splits(problem, plan),
+    )
+
+
+def run_a16w8_persistent(problem: Problem, plan: Plan, output: torch.Tensor) -> None:
+    """bf16 q on the fp8 cache, after a work list."""
+    _decode(problem, problem.q, problem.kv_fp8, plan, output, **_persistence(problem, plan, torch.bfloat16))
+
+
+def run_a8w8_persistent(problem: Problem, plan: Plan, output: torch.Tensor) -> None:
+    """q cast to fp8 with unit scale, on the fp8 cache, after a work list."""
+    options = _persistence(problem, plan, FP8)
+    _decode(
+        problem, problem.q.to(FP8), problem.kv_fp8, plan, output, q_scale=_unit_scale(problem.q.device), **options
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A way to run a Plan: the function, the precision it reads at, its launches in order (as aiter's contest version
+    names
+    them), and whether it follows a work list."""
+
+    run: Callable[[Problem, Plan, torch.Tensor], None]
+    precision: str
+    persistent: bool
+    first: tuple[str, ...]
+    reduce: str
+    one_split_is_final: bool = False
+
+    def kernels(self, plan: Plan) -> tuple[str, ...]:
+        """What a warm call with `plan` launches."""
+        if self.one_split_is_final and plan.num_splits == 1:
+            return self.first
+        return (*self.first, self.reduce)
+
+
+_CAST = "q cast to float8_e4m3fn"
+RUNNERS: dict[str, Runner] = {
+    "bf16": Runner(run_bf16, "a16w16", False, ("mla_dec_stage1_bf16_a16w16_subQ16_mqa16",), "_fwd_kernel_stage2_asm"),
+    "fp8_nonpersistent": Runner(
+        run_fp8_nonpersistent,
+        "a8w8",
+        False,
+        (_CAST, "mla_a8w8_qh16_qseqlen1_gqaratio16"),
+        "_fwd_kernel_stage2_asm",
+        one_split_is_final=True,
+    ),
+    "a16w8_persistent": Runner(
+        run_a16w8_persistent, "a16w8", True, ("mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps",), "kn_mla_reduce_v1"
+    ),
+    "a8w8_persistent": Runner(
+        run_a8w8_persistent, "a8w8", True, (_CAST, "mla_a8w8_qh16_qseqlen1_gqaratio16_ps"), "kn_mla_reduce_v1"
+    ),
+}
+
+
+# ---- The entry point ----
+
+
+def custom_kernel(
+    data: input_t, *, plan: Plan | None = None, strict: bool = False, kernels_honour_page_size: bool = False
+) -> output_t:
+    """Attention of one query token a sequence over all of its cache: a fresh (batch_size, 16, 512) bfloat16.
+
+    data: (q, kv_data, qo_indptr, kv_indptr, config). q (batch_size, 16, 576) bfloat16; kv_data["bf16"] (total_kv, 1,
+    576) bfloat16, kv_data["fp8"] the same in float8_e4m3fn with its (1,) float32 scale, kv_data["mxfp4"] (total_kv, 1,
+    288) fp4x2 with its E8M0 scales; both indptrs (batch_size + 1,) int32; total_kv = batch_size × kv_seq_len. Lengths
+    are uniform, as config states them: neither indptr is read on the host unless `strict`.
+
+    plan: runs instead of the table's. strict: also checks that the indptrs are uniform and the output finite, which
+    synchronises. kernels_honour_page_size: the caller's word that page_size above 1 reads whole pages on this platform.
+
+    The runners that cast q to fp8 with unit scale (a8w8) take |q| ≤ 448 and round it to 3 mantissa bits.
+
+    Raises InputError (a ValueError) before any launch for data or a plan that the kernels do not take, RuntimeError
+    without a usable aiter, and in strict mode FloatingPointError for an output with NaN or infinity.
+    """
+    problem = _check_input(data)
+    if plan is None:
+        plan = plan_for(problem.batch_size, problem.kv_seq_len, device=problem.q.device)
+    _check_plan(plan, problem.kv_seq_len, kernels_honour_page_size)
+    _aiter()
+    if strict:
+        _check_uniform(problem)
+    with _on_device_of(problem.q):
+        output = torch.empty((problem.batch_size, NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=problem.q.device)
+        RUNNERS[plan.runner].run(problem, plan, output)
+    if strict:
+        _check_finite(output, plan)
+    return output
+
+
+def _on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
+    """Make the tensor's GPU the current one: aiter sizes its lists for it and launches its reduce there."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)
