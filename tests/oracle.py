@@ -1,0 +1,56 @@
+"""A second opinion in numpy float64 and ml_dtypes, sharing no code with what it judges."""
+
+import ml_dtypes
+import numpy as np
+import torch
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
+
+
+def numpy_of(tensor: torch.Tensor) -> np.ndarray:
+    """Any of the task's tensors as float64 (codes and scales as uint8)."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16).astype(np.float64)
+    if tensor.dtype == torch.float8_e4m3fn:
+        return tensor.contiguous().view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    if tensor.element_size() == 1:
+        return tensor.contiguous().view(torch.uint8).numpy()
+    return tensor.numpy().astype(np.float64)
+
+
+def mxfp4_values(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """(rows, n) uint8 codes and (at least rows, at least n / 16) uint8 scales to (rows, 2n) float64."""
+    nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
+    values = E2M1[nibbles & 7] * np.where(nibbles & 8, -1.0, 1.0)
+    blocks = values.shape[1] // 32
+    return values * np.repeat(2.0 ** (scales[: len(codes), :blocks].astype(np.float64) - 127), 32, axis=1)
+
+
+def mxfp4_quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, n) float32 to nibbles (rows, n) and scale bytes (rows, n / 32): the rule, by nearest distance."""
+    rows, columns = x.shape
+    blocks = x.reshape(rows, columns // 32, 32).astype(np.float64)
+    top = np.abs(x.reshape(rows, columns // 32, 32)).max(-1).astype(np.float32).view(np.uint32).astype(np.uint64)
+    rounded = ((top + 0x200000) & 0xFF800000).astype(np.uint32).view(np.float32).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        exponent = np.clip(np.floor(np.log2(rounded)) - 2, -127, 127)
+    scaled = blocks * 2.0 ** -exponent[..., None]
+    distance = np.abs(np.minimum(np.abs(scaled), 6)[..., None] - E2M1)
+    # Of two equally near values the even code wins.
+    code = np.argmin(distance * 4 + (np.arange(8) % 2) * 1e-9, axis=-1)
+    nibbles = code | np.where(np.signbit(scaled), 8, 0)
+    return nibbles.reshape(rows, columns).astype(np.uint8), (exponent + 127).astype(np.uint8)
+
+
+def attention(q: np.ndarray, kv: np.ndarray, sm_scale: float) -> np.ndarray:
+    """q (heads, 576), kv (tokens, 576): (heads, 512)."""
+    scores = q @ kv.T * sm_scale
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights @ kv[:, :512] / weights.sum(-1, keepdims=True)
+
+
+def error(output: torch.Tensor | np.ndarray, expected: np.ndarray) -> float:
+    """Relative L2."""
+    got = numpy_of(output) if isinstance(output, torch.Tensor) else output
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
