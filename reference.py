@@ -56,11 +56,14 @@ def progress_to(listener: Callable[[str, float], None]) -> Iterator[None]:
 def _steps(what: str, total: int, size: int) -> Iterator[slice]:
     """Slices of `size` that cover 0 … total, reporting progress."""
     for start in range(0, total, size):
-        if _listener:
-            _listener(what, start / total)
+        _report(what, start / total)
         yield slice(start, min(start + size, total))
+    _report(what, 1.0)
+
+
+def _report(what: str, share: float) -> None:
     if _listener:
-        _listener(what, 1.0)
+        _listener(what, share)
 
 
 def default_device() -> torch.device:
@@ -132,8 +135,7 @@ def generate_input(
     def normal(rows: int, heads: int) -> torch.Tensor:
         return torch.randn((rows, heads, QK_HEAD_DIM), dtype=torch.bfloat16, device=device, generator=generator)
 
-    if _listener:
-        _listener("drawing q and the cache", 0.0)
+    _report("drawing q and the cache", 0.0)
     q = normal(batchsize * qseqlen, NUM_HEADS)
     kv = normal(batchsize * kvseqlen, NUM_KV_HEADS)
     kv_data = {"bf16": kv, "fp8": quantize_fp8(kv), "mxfp4": quantize_mxfp4(kv)}
@@ -172,6 +174,7 @@ def ref_kernel(data: input_t) -> output_t:
         max_split_per_batch=REFERENCE_SPLITS, intra_batch_mode=True, dtype_q=q_fp8.dtype, dtype_kv=kv.dtype,
     )  # fmt: skip
     output = torch.empty((q.shape[0], NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=device)
+    _report("running the official reference", 0.0)
     mla_decode_fwd(
         q_fp8, kv.view(-1, 1, NUM_KV_HEADS, QK_HEAD_DIM), output, qo_indptr, kv_indptr,
         torch.arange(kv.shape[0], dtype=torch.int32, device=device), lengths, q_len,

@@ -1,0 +1,142 @@
+"""The command line `mla`: arguments, help, exit codes. The commands themselves are modules beside this one.
+
+They are imported when called: torch takes seconds to load, and --help needs none of it.
+"""
+
+import contextlib
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bench.basics import PROJECT_SUBMISSION, Mode, UserError
+
+app = typer.Typer(
+    help="The amd-mixed-mla leaderboard at home: run a submission, mirror the server, explain a plan.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def main() -> None:
+    app()
+
+
+@contextlib.contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _command(name: str) -> ModuleType:
+    """The command's module. Raises UserError where no usable aiter is installed on a ROCm machine."""
+    try:
+        return importlib.import_module(f"bench.{name}")
+    except RuntimeError as error:
+        raise UserError(str(error)) from error
+
+
+@app.command()
+def run(
+    submission: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SUBMISSION",
+            help="The .py file to run; it needs a function custom_kernel(data).",
+            show_default=False,
+        ),
+    ] = PROJECT_SUBMISSION,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="test: one checked call a case. benchmark: checked once, then timed on the same data. leaderboard: "
+            "timed on fresh data, each call checked. profile: one warm call under torch's profiler."
+        ),
+    ] = Mode.TEST,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run the plans of the submission's table NAME, such as gfx950 or v50."),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BATCHxKV",
+            help="Run this shape, such as 64x8192, in place of the official cases; can be repeated. The seed is that "
+            "of the official case of this shape, else 1.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Cap batch sizes at 4 (shapes that become equal run once) and timed calls at 10 a case."
+        ),
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all results and the environment to FILE.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; by default the GPU if torch sees one.", show_default=False)
+    ] = None,
+) -> None:
+    """Run a submission by the official protocol, with the exact check beside the official one.
+
+    SUBMISSION is by default the project's own submission.py. The last line is `check: pass` (exit code 0) or
+    `check: fail` (exit code 1); wrong usage exits with 2. Results go to stdout, progress to stderr.
+    """
+    with _errors_in_one_line():
+        command, report = _command("run"), _command("report")
+        request = command.Request(submission.resolve(), mode, table, tuple(case or ()), quick, json_file, device)
+        passed = command.run(request, report.console(), report.console(stderr=True))
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def popcorn(
+    mode: Annotated[Mode, typer.Argument(metavar="MODE", help="test, benchmark, leaderboard or profile.")],
+    case_file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CASEFILE", help="One case a line: `batchsize: 4; qseqlen: 1; kvseqlen: 1024; seed: 4220`."
+        ),
+    ],
+    submission: Annotated[
+        Path, typer.Option(help="The .py file to run; by default the project's submission.py.", show_default=False)
+    ] = PROJECT_SUBMISSION,
+) -> None:
+    """Mirror the leaderboard server: official check only, `key: value` lines on the descriptor in POPCORN_FD.
+
+    For example: POPCORN_FD=3 mla popcorn test cases.txt 3>out. POPCORN_SEED, if set, is combined into each case's seed.
+
+    Exit codes: 0 passed (and any leaderboard run), 112 failed, 111 no POPCORN_FD, 113 unreadable cases, 2 wrong usage.
+    """
+    with _errors_in_one_line():
+        code = _command("popcorn").run(mode, case_file, submission.resolve())
+    raise typer.Exit(code)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a wrong number here, no option
+def explain(
+    batch_size: Annotated[int, typer.Argument(metavar="BATCH", help="Sequences, 1 or more.")],
+    kv_seq_len: Annotated[int, typer.Argument(metavar="KV_SEQ_LEN", help="Tokens in the cache of each, 1 or more.")],
+    table: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Look in this table, by default the device's own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Print the plan for a shape, why, what it launches, the bytes it must move and how fast memory could move them."""
+    with _errors_in_one_line():
+        command, report = _command("explain"), _command("report")
+        explained = command.explain(batch_size, kv_seq_len, table)
+    if as_json:
+        print(json.dumps(explained, indent=2, ensure_ascii=False))
+    else:
+        command.show(explained, report.console())

@@ -1,0 +1,73 @@
+"""On what something was run: device, versions, commit."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from bench.basics import PROJECT_ROOT
+from portable import choose_aiter
+
+_DRIVER_VERSIONS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+
+
+def device_name(device: torch.device) -> str:
+    """The name people know a device by; on ROCm with its architecture, because some drivers name none."""
+    if device.type != "cuda":
+        return f"{device.type} ({_cpu_model()}, {os.cpu_count()} cores)"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} ({properties.gcnArchName})" if torch.version.hip else properties.name
+
+
+def describe(device: torch.device) -> dict[str, str | None]:
+    """What a result should be kept with; None for what this machine does not have or tell."""
+    return {
+        "device": device_name(device),
+        "driver": _driver() if device.type == "cuda" else None,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "aiter": _aiter(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "git_commit": _git_commit(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _driver() -> str | None:
+    return next((path.read_text().strip() for path in _DRIVER_VERSIONS if path.is_file()), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _aiter() -> str:
+    """ "portable", or where AMD's is installed."""
+    folder = Path(choose_aiter().__file__).resolve().parent
+    return "portable" if folder == PROJECT_ROOT / "portable" / "aiter" else str(folder)
+
+
+def _git_commit() -> str | None:
+    """The commit of this project, "-dirty" after it where tracked files differ."""
+    command = ["git", "-C", str(PROJECT_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None
