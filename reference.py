@@ -363,10 +363,8 @@ def check_exact(
     budgets = PRECISIONS[name]
     failures = []
     if not kernel_error <= budgets.kernel_budget:
-        tried = "any format" if precision is None else name
-        failures.append(
-            f"gate A: off by {kernel_error:.4g} from attention over {tried}, budget {budgets.kernel_budget}"
-        )
+        read = f"all that {name} reads" + ("" if precision else ", the nearest format")
+        failures.append(f"gate A: off by {kernel_error:.4g} from attention over {read}, budget {budgets.kernel_budget}")
     if format_error is not None and not format_error <= budgets.format_budget:
         failures.append(f"gate B: off by {format_error:.4g} from the bf16 cache, budget {budgets.format_budget}")
     cosine = torch.nn.functional.cosine_similarity(output.float().flatten(1), truth.flatten(1)).nan_to_num(-1.0).min()
