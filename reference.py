@@ -137,9 +137,17 @@ def generate_input(
 
     _report("drawing q and the cache", 0.0)
     q = normal(batchsize * qseqlen, NUM_HEADS)
-    kv = normal(batchsize * kvseqlen, NUM_KV_HEADS)
+    return pack_input(q, normal(batchsize * kvseqlen, NUM_KV_HEADS), batchsize)
+
+
+def pack_input(q: torch.Tensor, kv: torch.Tensor, batchsize: int) -> input_t:
+    """The task's input for given values: q (total_q, 16, 576) and cache (total_kv, 1, 576), both bfloat16.
+
+    Quantises the cache to fp8 and mxfp4; the lengths are uniform, total_q / batchsize and total_kv / batchsize.
+    """
+    q_len, kv_len = q.shape[0] // batchsize, kv.shape[0] // batchsize
+    boundaries = torch.arange(batchsize + 1, dtype=torch.int32, device=q.device)
     kv_data = {"bf16": kv, "fp8": quantize_fp8(kv), "mxfp4": quantize_mxfp4(kv)}
-    boundaries = torch.arange(batchsize + 1, dtype=torch.int32, device=device)
     config = {
         "batch_size": batchsize,
         "num_heads": NUM_HEADS,
@@ -148,11 +156,11 @@ def generate_input(
         "kv_lora_rank": KV_LORA_RANK,
         "qk_rope_head_dim": QK_ROPE_HEAD_DIM,
         "v_head_dim": V_HEAD_DIM,
-        "q_seq_len": qseqlen,
-        "kv_seq_len": kvseqlen,
+        "q_seq_len": q_len,
+        "kv_seq_len": kv_len,
         "sm_scale": SM_SCALE,
     }
-    return q, kv_data, boundaries * qseqlen, boundaries * kvseqlen, config
+    return q, kv_data, boundaries * q_len, boundaries * kv_len, config
 
 
 def ref_kernel(data: input_t) -> output_t:

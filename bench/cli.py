@@ -17,7 +17,7 @@ from rich.console import Console
 from bench.basics import PROJECT_SUBMISSION, Mode, UserError
 
 app = typer.Typer(
-    help="The amd-mixed-mla leaderboard at home: run a submission, mirror the server, explain a plan.",
+    help="The amd-mixed-mla leaderboard at home: run, verify, explain a submission, mirror the server.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -95,6 +95,55 @@ def run(
     with _errors_in_one_line():
         command, report = _command("run"), _command("report")
         request = command.Request(submission.resolve(), mode, table, tuple(case or ()), quick, json_file, device)
+        passed = command.run(request, report.console(), report.console(stderr=True))
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def verify(
+    submission: Annotated[
+        Path,
+        typer.Argument(help="The .py file to verify; it needs a function custom_kernel(data).", show_default=False),
+    ] = PROJECT_SUBMISSION,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Leave out shapes above 300,000 tokens, and look for 1,000 needles a shape."),
+    ] = False,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BATCHxKV", help="Use this shape in place of the eight benchmarks; can be repeated."),
+    ] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Carry out this check only: exact, tokens, strays, fresh, hard, repeat, inputs, upload; repeatable.",
+        ),
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run the plans of the submission's table NAME, such as gfx950 or v50."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=1, help="What all data follows from; by default a new one each time.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings and the environment to FILE.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; by default the GPU if torch sees one.", show_default=False)
+    ] = None,
+) -> None:
+    """Check what the official check cannot see: every token, stray reads, stale state, hard numbers, upload rules.
+
+    Works on any file with custom_kernel(data). The last line is `verify: pass` (exit code 0, all checks hold) or
+    `verify: fail` (exit code 1); wrong usage exits with 2. Each failure is listed with what it means.
+    """
+    with _errors_in_one_line():
+        command, report = _command("verify"), _command("report")
+        request = command.Request(
+            submission.resolve(), tuple(case or ()), tuple(check or ()), quick, seed, table, json_file, device
+        )
         passed = command.run(request, report.console(), report.console(stderr=True))
     raise typer.Exit(0 if passed else 1)
 

@@ -20,28 +20,29 @@ class Display(Protocol):
 
 
 @contextmanager
-def display(console: Console, num_cases: int) -> Iterator[Display]:
-    """Bars if the console is a terminal, else lines."""
+def display(console: Console, num_cases: int, noun: str = "case") -> Iterator[Display]:
+    """Bars if the console is a terminal, else lines. noun: what a case is called."""
     if not console.is_terminal:
         yield _Lines(console, num_cases)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _Bars(progress, num_cases)
+        yield _Bars(progress, num_cases, noun)
 
 
 class _Bars:
-    def __init__(self, progress: Progress, num_cases: int):
+    def __init__(self, progress: Progress, num_cases: int, noun: str):
         self._progress = progress
+        self._noun = noun
         self._num_cases = num_cases
         self._begun = 0
-        self._cases = progress.add_task("warming up", total=num_cases)
-        self._step = progress.add_task("starting", total=None)
+        self._cases = progress.add_task("starting", total=num_cases)
+        self._step = progress.add_task("", total=None)
         self._what = ""
 
     def start_case(self, name: str) -> None:
         self._begun += 1
-        self._progress.update(self._cases, description=f"case {self._begun} of {self._num_cases}: {name}")
+        self._progress.update(self._cases, description=f"{self._noun} {self._begun} of {self._num_cases}: {name}")
 
     def step(self, what: str, share: float | None) -> None:
         if what != self._what:

@@ -1,6 +1,7 @@
 """How results are shown: the header, the table and what is below it, and the JSON form."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -229,6 +230,10 @@ def rows_as_json(rows: Sequence[Row], bandwidth: Bandwidth | None) -> list[dict[
         }
         for row in rows
     ]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check_json_target(path: Path) -> None:

@@ -1,7 +1,6 @@
 """`mla run`: the official protocol on this machine, with the exact check beside the official one."""
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,7 @@ def _as_json(request: Request, setting: Setting, rows: Sequence[Row], ok: bool) 
         "mode": request.mode.value,
         "quick": request.quick,
         "submission": str(request.submission),
-        "submission_sha256": hashlib.sha256(request.submission.read_bytes()).hexdigest(),
+        "submission_sha256": report.sha256(request.submission),
         "table": request.table,
         "clock": setting.clock,
         "environment": setting.environment,

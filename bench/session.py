@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench import environment
 from bench.basics import Mode, UserError
+from bench.checks import Outcome, Scope, Subject, run_check
 from bench.loading import PlanInfo, describe_error, load
 from bench.protocol import SEED_STEP, CaseResult, Job, Stats, measure
 from bench.timing import clock_for
@@ -92,6 +93,12 @@ class Session:
                 return run(job)
         except (Exception, SystemExit) as error:
             return CaseResult(error=describe_error(error, self._submission.path))
+
+    def check(self, name: str, scope: Scope) -> Outcome:
+        """Carry out one check of `mla verify`."""
+        subject = Subject(self._submission, self._device, scope.table, self._report)
+        with progress_to(self._report):
+            return run_check(name, subject, scope)
 
     # ---- modes ----
 

@@ -1,0 +1,155 @@
+"""Submissions wrong in one way each, as edits of one that is right, and the check of `mla verify` that must say so."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+RIGHT = """\
+#!POPCORN leaderboard amd-mixed-mla
+#!POPCORN gpu MI355X
+import torch
+
+kept = {}
+
+
+def custom_kernel(data):
+    q, kv_data, qo_indptr, kv_indptr, config = data
+    batch, length = config["batch_size"], config["kv_seq_len"]
+    kv = kv_data["bf16"].float().view(batch, length, 576)
+    keys, values = kv, kv[..., :512]
+    scores = q.float() @ keys.transpose(1, 2) * config["sm_scale"]
+    weights = torch.softmax(scores, -1)
+    output = (weights @ values).to(torch.bfloat16)
+    return output
+"""
+
+KV = '    kv = kv_data["bf16"].float().view(batch, length, 576)\n'
+SOFTMAX = "    weights = torch.softmax(scores, -1)\n"
+RETURN = "    return output\n"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """old → new in RIGHT; caught_by: the check that must fail; says: part of its findings."""
+
+    old: str
+    new: str
+    caught_by: str
+    says: str
+
+    def write(self, folder: Path) -> Path:
+        assert RIGHT.count(self.old) == 1
+        path = folder / "submission.py"
+        path.write_text(RIGHT.replace(self.old, self.new), encoding="utf-8")
+        return path
+
+
+MUTANTS = {
+    "reads one token a page of 8": Mutant(KV, KV + "    kv = kv[:, ::8]\n", "tokens", "one token a page of 8"),
+    "reads one token a page of 2": Mutant(KV, KV + "    kv = kv[:, ::2]\n", "tokens", "one token a page of 2"),
+    "drops the last tile": Mutant(KV, KV + "    kv = kv[:, :-64]\n", "tokens", "the last 64 tokens of each sequence"),
+    "drops the rest after the last whole tile": Mutant(
+        KV, KV + "    kv = kv[:, : length // 64 * 64]\n", "tokens", "the last 44 tokens of each sequence"
+    ),
+    "masks one token too many": Mutant(
+        SOFTMAX, "    scores[..., -1] = -torch.inf\n" + SOFTMAX, "tokens", "the last token of each sequence"
+    ),
+    "starts at token 1": Mutant(KV, KV + "    kv = kv[:, 1:]\n", "tokens", "the first token of each sequence"),
+    "skips a tile in the middle": Mutant(
+        SOFTMAX, "    scores[..., 128:144] = -torch.inf\n" + SOFTMAX, "tokens", "tokens 128 … 143"
+    ),
+    "skips the last token of each tile": Mutant(
+        SOFTMAX, "    scores[..., 31::32] = -torch.inf\n" + SOFTMAX, "tokens", "token 31 of every 32"
+    ),
+    "drops a token in the last sequence only": Mutant(
+        SOFTMAX, "    scores[-1, :, 0] = -torch.inf\n" + SOFTMAX, "tokens", "position 0, which other sequences find"
+    ),
+    "returns zeros": Mutant(RETURN, "    return torch.zeros_like(output)\n", "exact", "gate A: off by 1"),
+    "forgets the scale of the fp8 cache": Mutant(
+        KV, '    kv = kv_data["fp8"][0].float().view(batch, length, 576)\n', "exact", "gate A"
+    ),
+    "takes the values from the wrong columns": Mutant("kv[..., :512]", "kv[..., 64:]", "exact", "gate A"),
+    "forgets sm_scale": Mutant(' * config["sm_scale"]', "", "exact", "gate A"),
+    "rounds more coarsely than fp8": Mutant(
+        "(weights @ values)", "((weights * 16).round() / 16 @ values)", "exact", "gate A"
+    ),
+    "keeps its first output": Mutant(
+        RETURN, "    return kept.setdefault((batch, length), output)\n", "fresh", "several outputs alive"
+    ),
+    "writes all outputs to one buffer": Mutant(
+        RETURN,
+        "    buffer = kept.setdefault((batch, length), torch.empty_like(output))\n    return buffer.copy_(output)\n",
+        "fresh",
+        "share their memory",
+    ),
+    "replays the tensors of its first call": Mutant(
+        KV,
+        "    kv_data = kept.setdefault((batch, length), kv_data)\n" + KV,
+        "fresh",
+        "several outputs alive",
+    ),
+    "recognises a tensor by its address": Mutant(
+        RETURN,
+        '    return kept.setdefault((kv_data["bf16"].data_ptr(), batch), output).clone()\n',
+        "fresh",
+        "in the same tensors",
+    ),
+    "keeps lengths by the total of tokens": Mutant(
+        KV,
+        "    first = torch.arange(batch)[:, None] * kept.setdefault(batch * length, length)\n"
+        "    rows = (first + torch.arange(length)).clamp(max=batch * length - 1)\n"
+        '    kv = kv_data["bf16"].float()[rows, 0]\n',
+        "fresh",
+        "beside others of as many tokens",
+    ),
+    "takes exp without the maximum": Mutant(
+        SOFTMAX,
+        "    weights = scores.exp()\n    weights = weights / weights.sum(-1, keepdim=True)\n",
+        "hard",
+        "NaN or infinity",
+    ),
+    "takes the maximum over all sequences": Mutant(
+        SOFTMAX,
+        "    weights = (scores - scores.max()).exp()\n    weights = weights / weights.sum(-1, keepdim=True)\n",
+        "strays",
+        "changes with the rows of other sequences",
+    ),
+    "reads a row too many, times zero": Mutant(
+        RETURN,
+        '    before = max(kv_data["bf16"].storage_offset() - 576, 0)\n'
+        '    return output + torch.as_strided(kv_data["bf16"], (512,), (1,), before) * 0\n',
+        "strays",
+        "NaN in the rows before and after the cache",
+    ),
+    "takes the scales' padding for scales": Mutant(
+        KV,
+        "    from reference import dequantize_mxfp4\n"
+        '    codes, scales = kv_data["mxfp4"]\n'
+        "    scales = scales.view(torch.uint8).flatten()[: batch * length * 18].view(-1, 18)\n"
+        "    kv = dequantize_mxfp4(codes, scales, (batch * length, 1, 576), torch.float32).view(batch, length, 576)\n",
+        "strays",
+        "NaN in the rows before and after the cache",
+    ),
+    "differs from call to call": Mutant(
+        RETURN,
+        "    return (output * (1 + 0.003 * torch.randn(output.shape))).to(output.dtype)\n",
+        "repeat",
+        "differ by",
+    ),
+    "scales q in place": Mutant(
+        "    scores = q.float()",
+        "    q *= 2\n    q /= 2\n    q += 0.0078125\n    scores = q.float()",
+        "inputs",
+        "1 of the input",
+    ),
+    "adds to the config": Mutant(KV, KV + '    config["seen"] = True\n', "inputs", "config or kv_data was changed"),
+    "raises on longer sequences": Mutant(
+        KV, KV + '    if length > 300: raise RuntimeError("too long")\n', "exact", "raises RuntimeError: too long"
+    ),
+    "returns float32": Mutant(
+        ".to(torch.bfloat16)", "", "exact", "(2, 16, 512) float32 on cpu, expected (2, 16, 512) bfloat16"
+    ),
+    "returns a pair": Mutant(RETURN, "    return output, weights\n", "exact", "returns tuple, expected a tensor"),
+    "has no header": Mutant("#!POPCORN gpu MI355X\n", "", "upload", "'#!POPCORN gpu MI355X' is missing"),
+    "names the forbidden word": Mutant("kept = {}", "kept = {}  # Up" + "Stream", "upload", "in line 5"),
+    "imports what is not there": Mutant("import torch\n", "import torch, rich\n", "upload", "imports rich"),
+}

@@ -1,0 +1,246 @@
+"""mla verify: a right file passes, each mutant is caught by the right check, and ours passes whatever the plan."""
+
+import json
+import random
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import submission
+from bench.checks import CHECKS, HARD, Scope, Subject, check_upload, run_check
+from bench.cli import app
+from bench.loading import load
+from bench.needles import Needle, diagnose, edges, plan_needles, with_needles
+from reference import check_implementation, generate_input
+from submission import Plan
+
+from .mutants import MUTANTS, RIGHT
+from .test_submission import ALL_PLANS, ROOT, _id
+
+SCOPE = Scope(shapes=((2, 300), (3, 320)), seed=5)
+
+
+@pytest.fixture
+def subject_of(monkeypatch):
+    """A Subject for a file, with the module `submission` put back afterwards."""
+    monkeypatch.setitem(sys.modules, "submission", sys.modules["submission"])
+
+    def make(path):
+        return Subject(load(path), torch.device("cpu"), None, lambda what, share: None)
+
+    return make
+
+
+# ---- Mutants ----
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_right_file_passes(name, tmp_path, subject_of):
+    path = tmp_path / "right.py"
+    path.write_text(RIGHT)
+    outcome = run_check(name, subject_of(path), SCOPE)
+    assert outcome.ok, outcome.findings
+    assert outcome.note
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught_by_the_right_check(name, tmp_path, subject_of):
+    mutant = MUTANTS[name]
+    outcome = run_check(mutant.caught_by, subject_of(mutant.write(tmp_path)), SCOPE)
+    assert not outcome.ok
+    assert any(mutant.says in finding for finding in outcome.findings), outcome.findings
+
+
+@pytest.mark.parametrize(
+    "name", ["reads one token a page of 2", "drops the last tile", "keeps its first output", "returns zeros"]
+)
+def test_the_official_check_takes_what_verify_refuses(name, tmp_path, subject_of):
+    """At kv 8192, on the first call: the reason for all of this."""
+    data = generate_input(1, 1, 8192, 3, device="cpu")
+    output = subject_of(MUTANTS[name].write(tmp_path)).call(data)
+    assert check_implementation(data, output)[0]
+
+
+def test_every_check_has_a_mutant():
+    assert {mutant.caught_by for mutant in MUTANTS.values()} == set(CHECKS)
+
+
+# ---- Our own submission, whatever its plan ----
+
+
+class _Planned(Subject):
+    """Ours with one plan for every shape it is legal for."""
+
+    def __init__(self, plan):
+        super().__init__(load(ROOT / "submission.py"), torch.device("cpu"), None, lambda what, share: None)
+        self.plan = plan
+
+    def precision(self, shape):
+        return submission.RUNNERS[self.plan.runner].precision
+
+    def call(self, data):
+        return submission.custom_kernel(data, plan=self.plan)
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != "upload"])
+@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+def test_every_plan_passes_every_check(plan, name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submission", submission)
+    if name == "fresh" and submission.RUNNERS[plan.runner].persistent and plan.num_splits > 1:
+        plan = Plan(plan.runner, 2)
+    outcome = run_check(name, _Planned(plan), Scope(shapes=((2, 800),), seed=8))
+    assert outcome.ok, outcome.findings
+
+
+def test_our_file_can_be_uploaded():
+    assert check_upload(ROOT / "submission.py").ok
+
+
+# ---- Needles ----
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 5), (2, 300), (64, 64), (4, 1024)])
+def test_needles_cover_every_position_and_both_ends_of_the_batch(batch, length):
+    calls = plan_needles(batch, length, length, random.Random(1))
+    found = {(n.sequence, n.position) for needles in calls for n in needles}
+    assert {p for _, p in found} == set(range(length))
+    assert {p for b, p in found if b == 0} >= set(edges(length))
+    assert {p for b, p in found if b == batch - 1} >= set(edges(length))
+    for needles in calls:
+        places = {(n.sequence, n.head) for n in needles}
+        rows = {(n.sequence, n.position) for n in needles}
+        assert len(places) == len(rows) == len(needles)
+        assert all(0 <= n.head < 16 and 0 <= n.sequence < batch for n in needles)
+
+
+def test_edges_hold_both_sides_of_pages_tiles_and_splits():
+    assert {0, 1, 2, 7, 8, 63, 64, 127, 128, 511, 512, 1020, 1021, 1022, 1023} <= set(edges(1024))
+    assert {204, 205} <= set(edges(1024)), "1024 in 5 splits"
+    assert edges(1) == [0]
+
+
+def test_a_needle_carries_nearly_all_the_weight():
+    data = generate_input(2, 1, 8192, 4, device="cpu")
+    needles = [Needle(1, head, 500 * head) for head in range(16)]
+    q, kv_data, *_ = with_needles(data[0], data[1]["bf16"], 2, needles)
+    keys = kv_data["bf16"][8192:, 0].float()
+    weights = torch.softmax(q[1].float() @ keys.T / 24, -1)
+    assert all(weights[n.head, n.position] > 0.99 for n in needles)
+
+
+def _tried(length=256, sequences=(0, 1)):
+    return {(b, p) for b in sequences for p in range(length)}
+
+
+@pytest.mark.parametrize(
+    ("missed", "says"),
+    [
+        (lambda b, p: p % 4, "only tokens 0, 4, 8, … are read: this reads one token a page of 4"),
+        (lambda b, p: p >= 253, "the last 3 tokens of each sequence"),
+        (lambda b, p: p == 255, "the last token of each sequence"),
+        (lambda b, p: p < 16, "the first 16 tokens of each sequence"),
+        (lambda b, p: 64 <= p < 128, "tokens 64 … 127"),
+        (lambda b, p: p == 77, "token 77"),
+        (lambda b, p: p % 64 == 63, "token 63 of every 64"),
+        (lambda b, p: b == 1, "all those of sequence 1 and none of the others"),
+        (lambda b, p: b == 1 and p == 9, "at position 9, which other sequences find"),
+        (lambda b, p: p in (3, 77, 78), "at positions 3, 77, 78"),
+        (lambda b, p: True, "512 of 512 needles missed: no token is found"),
+    ],
+)
+def test_the_pattern_of_misses_is_named(missed, says):
+    tried = _tried()
+    assert says in diagnose(tried, {item for item in tried if missed(*item)}, 256)
+
+
+def test_no_misses_no_words():
+    assert diagnose(_tried(), set(), 256) == ""
+
+
+# ---- Hard numbers are as hard as they say ----
+
+
+def test_hard_numbers_stay_in_the_range_of_the_fp8_runners():
+    q, kv_data, *_ = generate_input(4, 1, 1024, 2, device="cpu")
+    peaks = {}
+    for name, change in HARD.items():
+        hard_q, hard_kv = change(q, kv_data["bf16"])
+        assert hard_q.abs().max() <= 448, name
+        assert torch.isfinite(hard_kv).all(), name
+        keys = hard_kv.float().view(4, 1024, 576)
+        peaks[name] = (hard_q.float() @ keys.transpose(1, 2) / 24).abs().max().item()
+    assert 70 < peaks["logits to about ±80"] < 100
+    assert peaks["q at ±448, the edge of fp8"] > 300
+
+
+# ---- The upload's rules ----
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (RIGHT.encode() + b"# " + b"x" * 1_000_000, "at most 1,000,000"),
+        (RIGHT.encode("utf-8") + b"# \xff", "not UTF-8"),
+        (RIGHT.encode() + b"from pandas.core import frame\n", "imports pandas"),
+        (b"import torch\n" + RIGHT.encode().split(b"\n", 2)[2], "leaderboard amd-mixed-mla' is missing"),
+    ],
+)
+def test_uploads_are_judged(tmp_path, content, says):
+    path = tmp_path / "file.py"
+    path.write_bytes(content)
+    assert any(says in finding for finding in check_upload(path).findings)
+
+
+# ---- The command ----
+
+
+def _verify(*arguments: str):
+    return CliRunner().invoke(app, ["verify", *arguments, "--device", "cpu"])
+
+
+def test_the_command_prints_and_writes_what_it_found(tmp_path):
+    path = MUTANTS["masks one token too many"].write(tmp_path)
+    result = _verify(str(path), "--case", "2x256", "--seed", "7", "--json", str(tmp_path / "out.json"))
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "verify: fail" or "verify: fail" in result.stdout.splitlines()[-1]
+    assert "every token counts fails: some tokens are never read" in result.output
+    assert "the last token of each sequence" in result.output
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["scope"]["seed"] == 7
+    assert [check["name"] for check in written["checks"]] == list(CHECKS)
+    assert not next(check for check in written["checks"] if check["name"] == "tokens")["ok"]
+
+
+def test_ours_passes_from_the_command_line():
+    result = _verify("--case", "2x256", "--check", "exact", "--check", "upload", "--quick")
+    assert result.exit_code == 0, result.output
+    assert "verify: pass" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--check", "speed"), "unknown check 'speed', expected exact, tokens"),
+        (("--case", "0x5"), "expected BATCHxKV_SEQ_LEN"),
+        (("--table", "v51"), "unknown table 'v51'"),
+        (("nowhere.py",), "no submission at"),
+        (("--json", "nowhere/out.json"), "there is no folder"),
+    ],
+)
+def test_wrong_usage_is_one_clear_line(arguments, says):
+    result = _verify(*arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
+
+
+def test_a_file_that_takes_its_process_down_fails_each_check(tmp_path):
+    path = tmp_path / "dies.py"
+    path.write_text(
+        RIGHT.replace("kept = {}\n", "kept = {}\nimport os\n").replace("    return output", "    os._exit(3)")
+    )
+    result = _verify(str(path), "--case", "1x64", "--check", "exact", "--check", "upload")
+    assert result.exit_code == 1
+    assert "the worker process died (exit code 3)" in result.output
+    assert "rules of the upload   holds" in result.output
