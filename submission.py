@@ -25,6 +25,7 @@ NUM_HEADS = 16
 QK_HEAD_DIM = 576
 V_HEAD_DIM = 512
 FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
 
 # ---- Plans and tables ----
 
@@ -282,7 +283,10 @@ def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple, dtypes: tuple, 
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in dtypes:
-        raise InputError(f"{name} must be {dtypes[0]}, got {tensor.dtype}")
+        hint = (
+            ", the fp8 of older GPUs (gfx942), which the gfx950 kernels misread" if "fnuz" in str(tensor.dtype) else ""
+        )
+        raise InputError(f"{name} must be {dtypes[0]}, got {tensor.dtype}{hint}")
     if tensor.shape != shape:
         raise InputError(f"{name} must have shape {shape} for this config, got {tuple(tensor.shape)}")
     if tensor.device != device:
@@ -359,6 +363,15 @@ def _check_uniform(problem: Problem) -> None:
                 f"{name} is not arange({batch_size + 1}) × {length} as config says: custom_kernel serves uniform "
                 "lengths, its work lists are made from the config alone"
             )
+
+
+def _check_range(problem: Problem, plan: Plan) -> None:
+    """Strict mode: q must fit the cast that the plan makes. Synchronises."""
+    if RUNNERS[plan.runner].precision == "a8w8" and bool((problem.q.abs() > FP8_MAX).any()):
+        raise InputError(
+            f"{plan.runner} casts q to fp8 with scale 1, which holds |q| ≤ {FP8_MAX:.0f}; this q goes beyond. Use bf16 "
+            "or a16w8_persistent"
+        )
 
 
 def _check_finite(output: torch.Tensor, plan: Plan) -> None:
@@ -620,10 +633,15 @@ def custom_kernel(
     288) fp4x2 with its E8M0 scales; both indptrs (batch_size + 1,) int32; total_kv = batch_size × kv_seq_len. Lengths
     are uniform, as config states them: neither indptr is read on the host unless `strict`.
 
-    plan: runs instead of the table's. strict: also checks that the indptrs are uniform and the output finite, which
-    synchronises. kernels_honour_page_size: the caller's word that page_size above 1 reads whole pages on this platform.
+    plan: runs instead of the table's. strict: also checks that the indptrs are uniform, q in the plan's range and the
+    output finite, which synchronises. kernels_honour_page_size: the caller's word that page_size above 1 reads whole
+    pages on this platform.
 
-    The runners that cast q to fp8 with unit scale (a8w8) take |q| ≤ 448 and round it to 3 mantissa bits.
+    Two limits of the a8w8 runners: they cast q to fp8 with scale 1, so |q| ≤ 448, rounded to 3 mantissa bits; and AMD's
+    kernels round exp(score − running maximum) to fp8, so that a token below 2^-10 of the largest weighs nothing.
+
+    A graph may capture a call whose shape has been called before. It holds the kept tensors' addresses, so it lives
+    only as long as they do: until clear_caches(), or until as many other shapes have come by as are kept.
 
     Raises InputError (a ValueError) before any launch for data or a plan that the kernels do not take, RuntimeError
     without a usable aiter, and in strict mode FloatingPointError for an output with NaN or infinity.
@@ -635,6 +653,7 @@ def custom_kernel(
     _aiter()
     if strict:
         _check_uniform(problem)
+        _check_range(problem, plan)
     with _on_device_of(problem.q):
         output = torch.empty((problem.batch_size, NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=problem.q.device)
         RUNNERS[plan.runner].run(problem, plan, output)

@@ -149,6 +149,15 @@ def verify(
 
 
 @app.command()
+def cost() -> None:
+    """Measure the host time of our submission's warm call, per runner, with nothing behind mla_decode_fwd."""
+    with _errors_in_one_line():
+        command, report = _command("cost"), _command("report")
+        device = command.default_device()
+        command.show(command.measure(device), device, report.console())
+
+
+@app.command()
 def popcorn(
     mode: Annotated[Mode, typer.Argument(metavar="MODE", help="test, benchmark, leaderboard or profile.")],
     case_file: Annotated[

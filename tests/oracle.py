@@ -54,3 +54,21 @@ def error(output: torch.Tensor | np.ndarray, expected: np.ndarray) -> float:
     """Relative L2."""
     got = numpy_of(output) if isinstance(output, torch.Tensor) else output
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+def work_lists(lengths: list[int], max_splits: int, num_cus: int) -> tuple[list[list[int]], list[int]]:
+    """get_mla_metadata_v1's works and work_indptr, by labelling each token with its part and grouping the labels."""
+    works, begin = [], 0
+    for b, n in enumerate(lengths):
+        splits = min(n // 196, int(np.ceil(num_cus / len(lengths))), max_splits)
+        blocks = np.arange(n) // 16
+        label = blocks // int(np.ceil((blocks[-1] + 1) / splits))
+        if label[-1] > 0 and (label == label[-1]).sum() <= 4:
+            label[label == label[-1]] -= 1
+        parts, starts, counts = np.unique(label, return_index=True, return_counts=True)
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            place = len(works) if len(parts) > 1 else -1
+            works.append([b, place, b, b + 1, begin + start, begin + start + count, n - start - count, 0])
+        begin += n
+    shares = np.array_split(np.arange(len(works)), num_cus)
+    return works, [0, *np.cumsum([len(share) for share in shares]).tolist()]

@@ -361,6 +361,18 @@ def test_works_tile_each_sequence_once_and_load_evenly(lengths, max_splits, num_
     assert list(loads) == sorted(loads, reverse=True)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(196, 9000), min_size=1, max_size=30),
+    max_splits=st.integers(1, 40),
+    num_cus=st.sampled_from([7, 64, 256, 304]),
+)
+def test_work_lists_agree_with_a_second_implementation(lengths, max_splits, num_cus):
+    with aiter.settings.using(num_cus=num_cus):
+        works, lists = _work_lists_without_data(lengths, max_splits)
+    assert (works, lists["work_indptr"]) == oracle.work_lists(lengths, max_splits, num_cus)
+
+
 def _work_lists_without_data(lengths, splits):
     batch = len(lengths)
     info = aiter.get_mla_metadata_info_v1(

@@ -1,6 +1,7 @@
 """submission.py: every runner exact, the tables legal, warm calls bare, and wrong input refused before any launch."""
 
 import ast
+import contextlib
 import inspect
 import os
 import subprocess
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import submission
-from reference import check_exact, check_implementation, exact_attention, generate_input
+from reference import check_exact, check_implementation, exact_attention, generate_input, pack_input
 from submission import (
     GFX950_TABLE,
     RUNNERS,
@@ -150,6 +151,167 @@ def test_calls_do_not_touch_their_inputs_or_each_other(plan):
     assert not torch.equal(one, two)
     after = (first[0], first[1]["bf16"], first[1]["fp8"][0].view(torch.uint8), first[3])
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@on_portable
+@settings(max_examples=60, deadline=None)
+@given(runner=st.sampled_from(list(RUNNERS)), batch=st.integers(1, 300), length=st.integers(1, 9000), data=st.data())
+def test_any_plan_is_exact_or_clearly_refused(runner, batch, length, data):
+    """Every runner over all shapes, with any number of splits; computed where that is cheap."""
+    splits = data.draw(st.none() | st.integers(-1, 40), label="splits")
+    plan = Plan(runner, splits)
+    refusal = _refusal(plan, length)
+    if refusal:
+        assert "plan.num_splits" in refusal or "needs 196 pages" in refusal
+    elif batch * length <= 65_536:
+        verdict = _judge(generate_input(batch, 1, length, batch * length), plan)
+        assert verdict.ok, verdict.message
+
+
+def _refusal(plan: Plan, length: int) -> str | None:
+    try:
+        submission._check_plan(plan, length, False)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+# ---- The range of the runners that cast q to fp8 ----
+
+CASTING = [plan for plan in ALL_PLANS if RUNNERS[plan.runner].precision == "a8w8"]
+
+
+@pytest.mark.parametrize("plan", CASTING, ids=_id)
+@pytest.mark.parametrize("largest", [448.0, 464.0])
+def test_up_to_464_the_cast_gives_448(plan, largest):
+    """464 is the last value that every torch rounds to 448; strict mode stops at 448 itself."""
+    q, *rest = generate_input(2, 1, 400, 3)
+    q = q.clone()
+    q[0, 0, 0] = largest
+    output = custom_kernel((q, *rest), plan=plan)
+    q[0, 0, 0] = 448.0
+    assert torch.equal(output, custom_kernel((q, *rest), plan=plan, strict=True))
+
+
+@pytest.mark.parametrize("plan", CASTING, ids=_id)
+def test_beyond_464_torch_saturates_or_gives_nan_and_strict_mode_refuses(plan):
+    q, *rest = generate_input(2, 1, 400, 3)
+    q = q.clone()
+    q[1, 3, 5] = 480.0
+    with pytest.raises(InputError, match=r"holds \|q\| ≤ 448; this q goes beyond"):
+        custom_kernel((q, *rest), plan=plan, strict=True)
+    output = custom_kernel((q, *rest), plan=plan)
+    q[1, 3, 5] = 448.0
+    saturated = custom_kernel((q, *rest), plan=plan)
+    rows = output[1, 3]
+    assert torch.equal(rows, saturated[1, 3]) or torch.isnan(rows).all()
+    assert torch.equal(output[0], saturated[0])
+
+
+@pytest.mark.parametrize("plan", [Plan("bf16"), Plan("a16w8_persistent", 2)], ids=_id)
+def test_runners_that_do_not_cast_take_any_q(plan):
+    q, *rest = generate_input(2, 1, 400, 3)
+    assert _judge((q * 200, *rest), plan, standard_normal=False).ok
+
+
+@on_portable
+def test_fp8_probabilities_lose_a_flat_tail():
+    """The known limit of AMD's a8w8 kernels: one peak, and tokens 2^-11 below it that together outweigh it."""
+    q, kv_data, *_ = generate_input(1, 1, 8192, 3)
+    kv = (kv_data["bf16"] * 0.001).contiguous()
+    kv[:, 0, 0] = 1.0  # a common value, so that the tail is more than noise
+    kv[4000, 0] = q[0].float().mean(0).bfloat16() * 0
+    kv[4000, 0, 0] = 1.0 + 24 * 7.7 / 8
+    q = torch.zeros_like(q)
+    q[..., 0] = 8.0
+    data = pack_input(q, kv, 1)
+    assert _judge(data, Plan("a16w8_persistent", 1), standard_normal=False).ok
+    assert not _judge(data, Plan("a8w8_persistent", 1), standard_normal=False).ok
+
+
+# ---- Large caches, graphs, several GPUs ----
+
+
+@on_gpu
+@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+def test_offsets_beyond_4_gib(plan):
+    """4.9 GB of bf16 cache: a 32-bit byte offset wraps at 2 and at 4 GiB."""
+    batch, length = 64, 66_560
+    data = generate_input(batch, 1, length, 2)
+    assert data[1]["bf16"].numel() * 2 > 2**32
+    verdict = _judge(data, plan)
+    assert verdict.ok, verdict.message
+
+
+@on_gpu
+@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+def test_a_graph_replays_on_new_values(plan, monkeypatch):
+    """Our side of a warm call can be captured; plain attention on the GPU stands in for AMD's kernels."""
+
+    def decode(q, kv, output, *_, kv_scale=None, sm_scale=None, **__):
+        keys = kv.view(torch.uint8).view(kv.dtype).float().view(q.shape[0], -1, 576) * (
+            1 if kv_scale is None else kv_scale
+        )
+        weights = torch.softmax(q.float() @ keys.transpose(1, 2) * sm_scale, -1)
+        output.copy_(weights @ keys[..., :512])
+
+    decode.__signature__ = inspect.signature(aiter.mla.mla_decode_fwd)
+    monkeypatch.setattr(aiter.mla, "mla_decode_fwd", decode)
+    data, other = generate_input(4, 1, 400, 1), generate_input(4, 1, 400, 2)
+    custom_kernel(data, plan=plan)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = custom_kernel(data, plan=plan)
+    for source in (other, data):
+        data[0].copy_(source[0].clone())
+        data[1]["bf16"].copy_(source[1]["bf16"].clone())
+        data[1]["fp8"][0].view(torch.uint8).copy_(source[1]["fp8"][0].view(torch.uint8).clone())
+        data[1]["fp8"][1].copy_(source[1]["fp8"][1].clone())
+        graph.replay()
+        assert torch.equal(output, custom_kernel(data, plan=plan))
+        assert check_exact(data, output, RUNNERS[plan.runner].precision).ok
+
+
+@on_gpu
+@on_portable
+def test_the_portable_aiter_says_why_it_cannot_be_captured():
+    data = generate_input(4, 1, 400, 1)
+    custom_kernel(data)
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="cannot be captured in a graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        custom_kernel(data)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+def test_work_follows_the_tensors_device(plan):
+    outputs = []
+    for index in (0, 1, 0):
+        with torch.cuda.device(1 - index):
+            data = generate_input(4, 1, 400, 1, device=f"cuda:{index}")
+            assert _judge(data, plan).ok
+            outputs.append(custom_kernel(data, plan=plan))
+            assert torch.cuda.current_device() == 1 - index
+    assert [output.device.index for output in outputs] == [0, 1, 0]
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_the_tensors_gpu_is_made_current(monkeypatch):
+    """What the test above needs two GPUs for, with the calls counted instead."""
+    entered = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
+
+    class OnGpu:
+        is_cuda = True
+
+        def __init__(self, index):
+            self.device = torch.device("cuda", index)
+
+    with submission._on_device_of(OnGpu(0)), submission._on_device_of(OnGpu(1)):
+        pass
+    assert entered == [torch.device("cuda", 1)]
 
 
 # ---- Tables and lookup ----
@@ -395,7 +557,10 @@ REFUSED = {
     "bf16 strided": (_data(bf16=_strided), "kv_data['bf16'] is not contiguous"),
     "bf16 elsewhere": (_data(bf16=lambda t: t.to(META)), "kv_data['bf16'] is on meta, q on cpu"),
     "fp8 without scale": (_data(fp8=lambda p: p[0]), "kv_data['fp8'] must be a pair (values, scale), got Tensor"),
-    "fp8 as fnuz": (_data(fp8=lambda p: (p[0].view(torch.float8_e4m3fnuz), p[1])), "must be torch.float8_e4m3fn"),
+    "fp8 as fnuz": (
+        _data(fp8=lambda p: (p[0].view(torch.float8_e4m3fnuz), p[1])),
+        "older GPUs (gfx942), which the gfx950 kernels misread",
+    ),
     "fp8 strided": (
         _data(fp8=lambda p: (_strided(p[0].view(torch.uint8)).view(p[0].dtype), p[1])),
         "kv_data['fp8'][0] is not contiguous",

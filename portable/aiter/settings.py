@@ -48,7 +48,13 @@ def host_reads(device: torch.device) -> Iterator[None]:
 
     The real library never synchronises; this one must read indptrs and work lists. Suspending CUDA's sync debug mode
     here keeps that mode meaningful for the caller: what it then reports is the caller's own doing.
+
+    Raises RuntimeError while a CUDA graph is captured: a graph cannot hold what is decided on the host.
     """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the portable aiter cannot be captured in a graph, it reads its lists on the host; AMD's aiter can"
+        )
     mode = torch.cuda.get_sync_debug_mode() if device.type == "cuda" else 0
     if mode:
         torch.cuda.set_sync_debug_mode(0)

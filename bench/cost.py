@@ -1,0 +1,124 @@
+"""`mla cost`: the host time of a warm custom_kernel, per runner, with nothing behind mla_decode_fwd.
+
+In mla_decode_fwd's place stands a function that does nothing. What custom_kernel takes beyond a bare call of it with
+the same arguments is the submission's own Python; the parts are timed one by one beside it, the rest is "other".
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import submission
+from reference import default_device, generate_input
+from submission import RUNNERS, Plan, custom_kernel
+from task import input_t
+
+import aiter  # isort: skip (reference has chosen it)
+
+SHAPE = (4, 1024)
+PLANS = {name: Plan(name, 4 if RUNNERS[name].persistent else 1) for name in RUNNERS}
+_CALLS, _ROUNDS = 500, 9
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of host time: the whole call, the bare one, and the parts of the difference."""
+
+    runner: str
+    whole: float
+    bare: float
+    parts: dict[str, float]
+
+    @property
+    def on_top(self) -> float:
+        return self.whole - self.bare
+
+    @property
+    def other(self) -> float:
+        return self.on_top - sum(self.parts.values())
+
+
+def measure(device: torch.device | None = None) -> list[Cost]:
+    """The cost of every runner at SHAPE, on `device` (by default the GPU, if there is one)."""
+    data = generate_input(SHAPE[0], 1, SHAPE[1], 0, device=device or default_device())
+    with _nothing_behind() as arguments:
+        return [_measure(name, data, arguments) for name in RUNNERS]
+
+
+@contextmanager
+def _nothing_behind() -> Iterator[list[tuple[tuple, dict]]]:
+    """mla_decode_fwd does nothing within the block; the arguments of its last call are kept in the list."""
+    original, last = aiter.mla.mla_decode_fwd, []
+
+    def nothing(*args: object, **kwargs: object) -> None:
+        last[:] = [(args, kwargs)]
+
+    nothing.__signature__ = inspect.signature(original)
+    aiter.mla.mla_decode_fwd = nothing
+    try:
+        yield last
+    finally:
+        aiter.mla.mla_decode_fwd = original
+
+
+def _measure(name: str, data: input_t, arguments: list[tuple[tuple, dict]]) -> Cost:
+    plan = PLANS[name]
+    whole = _time(lambda: custom_kernel(data, plan=plan))
+    args, kwargs = arguments[0]
+    bare = _time(lambda: aiter.mla.mla_decode_fwd(*args, **kwargs))
+    return Cost(name, whole, bare, {part: _time(call) for part, call in _parts(data, plan).items()})
+
+
+def _parts(data: input_t, plan: Plan) -> dict[str, Callable[[], object]]:
+    q, kv_data, *_, config = data
+    batch, length = config["batch_size"], config["kv_seq_len"]
+    runner, cache = RUNNERS[plan.runner], kv_data["fp8"][0]
+    shape = (batch, submission.NUM_HEADS, submission.V_HEAD_DIM)
+
+    def look_up() -> None:
+        submission.plan_for(batch, length, device=q.device)
+        submission._check_plan(plan, length, False)
+
+    parts = {
+        "input checks": lambda: submission._check_input(data),
+        "plan": look_up,
+        "output": lambda: torch.empty(shape, dtype=torch.bfloat16, device=q.device),
+        "cache view": lambda: cache.view(-1, 1, 1, submission.QK_HEAD_DIM),
+    }
+    if runner.precision == "a8w8":
+        parts["q cast"] = lambda: q.to(submission.FP8)
+    return parts
+
+
+def _time(call: Callable[[], object]) -> float:
+    """Microseconds of host time a call: the median over rounds of the mean in a round."""
+    times = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter_ns()
+        for _ in range(_CALLS):
+            call()
+        times.append((time.perf_counter_ns() - start) / _CALLS / 1e3)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    return median(times)
+
+
+def show(costs: list[Cost], device: torch.device, out: Console) -> None:
+    out.print(Text(f"host time of a warm call, µs, at {SHAPE[0]} × {SHAPE[1]} on {device}", style="bold"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = list(dict.fromkeys(part for cost in costs for part in cost.parts))
+    for column in ("runner", "whole", "bare", "on top", *names, "other"):
+        table.add_column(column, justify="left" if column == "runner" else "right")
+    for cost in costs:
+        numbers = [cost.whole, cost.bare, cost.on_top, *(cost.parts.get(name) for name in names), cost.other]
+        table.add_row(cost.runner, *("–" if n is None else f"{n:.1f}" for n in numbers))
+    out.print(table)
