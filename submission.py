@@ -474,7 +474,7 @@ def clear_caches() -> None:
         cache.cache_clear()
 
 
-# ---- The runners: each writes `output` (batch, 16, 512) bfloat16. A new one is such a function and an entry in RUNNERS.
+# ---- The runners: each writes `output` (batch, 16, 512) bfloat16. A new one: such a function, an entry in RUNNERS. ----
 
 _PASSED = (
     "page_size",
