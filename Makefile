@@ -1,6 +1,7 @@
 # make run   sets everything up, then runs the four official test cases and both checks
 # make test  sets everything up, then runs the tests
 # make lint  sets everything up, then ruff
+# make clean removes what these made; do so before changing PYTHON
 # ARGS="…"   goes to `mla run`, pytest or ruff
 
 PYTHON ?= python3
@@ -22,9 +23,13 @@ lint: $(VENV)/ready
 
 # The environment sees the system's packages, so that a ROCm or CUDA torch (and AMD's aiter) already there stay in use.
 $(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' \
+	    || { echo "$(PYTHON) must be Python 3.10, 3.11 or 3.12: choose one with PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv --system-site-packages $(VENV)
 	$(VENV)/bin/python -c "import torch" 2>/dev/null \
 	    || $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	@$(VENV)/bin/python -c 'import torch, sys; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8))' \
+	    || { echo "the torch found here is older than 2.8: upgrade it, or hide it from $(PYTHON)"; exit 1; }
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,lint]'
 	touch $@
 

@@ -33,6 +33,7 @@ SM_SCALE = QK_HEAD_DIM**-0.5
 OFFICIAL_TOLERANCE = 0.1  # both absolute and relative
 OFFICIAL_MISSES = 0.05  # the share of elements that may lie outside it
 REFERENCE_SPLITS = 32
+_TOKENS_PER_SPLIT = 196  # get_mla_metadata_v1 makes len // 196 splits at the most
 
 FP8 = aiter_dtypes.fp8
 _FP8_MAX = torch.finfo(FP8).max
@@ -164,34 +165,53 @@ def pack_input(q: torch.Tensor, kv: torch.Tensor, batchsize: int) -> input_t:
 
 
 def ref_kernel(data: input_t) -> output_t:
-    """The official reference: aiter's a8w8 persistent kernel, q quantised per tensor. (total_q, 16, 512) bfloat16."""
+    """The official reference: aiter's a8w8 persistent kernel, q quantised per tensor. (total_q, 16, 512) bfloat16.
+
+    Below 196 tokens, where get_mla_metadata_v1 divides by zero and the official one has no answer, the non-persistent
+    a8w8 kernel in one split takes its place.
+    """
     q, kv_data, qo_indptr, kv_indptr, config = data
     q_fp8, q_scale = quantize_fp8(q)
     kv, kv_scale = kv_data["fp8"]
-    batch, q_len, device = config["batch_size"], config["q_seq_len"], q.device
     lengths = (kv_indptr[1:] - kv_indptr[:-1]).to(torch.int32)
-
-    info = get_mla_metadata_info_v1(
-        batch, q_len, NUM_HEADS, q_fp8.dtype, kv.dtype,
-        is_sparse=False, fast_mode=False, num_kv_splits=REFERENCE_SPLITS, intra_batch_mode=True,
-    )  # fmt: skip
-    meta, work_indptr, work_info, *reduce = (torch.empty(shape, dtype=dtype, device=device) for shape, dtype in info)
-    get_mla_metadata_v1(
-        qo_indptr, kv_indptr, lengths, NUM_HEADS // NUM_KV_HEADS, NUM_KV_HEADS, True, meta, work_info, work_indptr,
-        *reduce, page_size=1, kv_granularity=16, max_seqlen_qo=q_len, uni_seqlen_qo=q_len, fast_mode=False,
-        max_split_per_batch=REFERENCE_SPLITS, intra_batch_mode=True, dtype_q=q_fp8.dtype, dtype_kv=kv.dtype,
-    )  # fmt: skip
-    output = torch.empty((q.shape[0], NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=device)
+    output = torch.empty((q.shape[0], NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=q.device)
+    if config["kv_seq_len"] >= _TOKENS_PER_SPLIT:
+        splits = _reference_work(data, q_fp8.dtype, lengths)
+    else:
+        splits = {"num_kv_splits": 1, "num_kv_splits_indptr": qo_indptr}
     _report("running the official reference", 0.0)
     mla_decode_fwd(
         q_fp8, kv.view(-1, 1, NUM_KV_HEADS, QK_HEAD_DIM), output, qo_indptr, kv_indptr,
-        torch.arange(kv.shape[0], dtype=torch.int32, device=device), lengths, q_len,
-        page_size=1, nhead_kv=NUM_KV_HEADS, sm_scale=SM_SCALE, num_kv_splits=REFERENCE_SPLITS,
-        work_meta_data=meta, work_indptr=work_indptr, work_info_set=work_info, reduce_indptr=reduce[0],
-        reduce_final_map=reduce[1], reduce_partial_map=reduce[2], q_scale=q_scale, kv_scale=kv_scale,
-        intra_batch_mode=True,
+        torch.arange(kv.shape[0], dtype=torch.int32, device=q.device), lengths, config["q_seq_len"],
+        page_size=1, nhead_kv=NUM_KV_HEADS, sm_scale=SM_SCALE, q_scale=q_scale, kv_scale=kv_scale, **splits,
     )  # fmt: skip
     return output
+
+
+def _reference_work(data: input_t, q_dtype: torch.dtype, lengths: torch.Tensor) -> dict[str, torch.Tensor | int | bool]:
+    """What makes the reference's call persistent: work lists for 32 splits at the most."""
+    q, kv_data, qo_indptr, kv_indptr, config = data
+    q_len, kv_dtype = config["q_seq_len"], kv_data["fp8"][0].dtype
+    info = get_mla_metadata_info_v1(
+        config["batch_size"], q_len, NUM_HEADS, q_dtype, kv_dtype,
+        is_sparse=False, fast_mode=False, num_kv_splits=REFERENCE_SPLITS, intra_batch_mode=True,
+    )  # fmt: skip
+    meta, work_indptr, work_info, *reduce = (torch.empty(shape, dtype=dtype, device=q.device) for shape, dtype in info)
+    get_mla_metadata_v1(
+        qo_indptr, kv_indptr, lengths, NUM_HEADS // NUM_KV_HEADS, NUM_KV_HEADS, True, meta, work_info, work_indptr,
+        *reduce, page_size=1, kv_granularity=16, max_seqlen_qo=q_len, uni_seqlen_qo=q_len, fast_mode=False,
+        max_split_per_batch=REFERENCE_SPLITS, intra_batch_mode=True, dtype_q=q_dtype, dtype_kv=kv_dtype,
+    )  # fmt: skip
+    return {
+        "num_kv_splits": REFERENCE_SPLITS,
+        "work_meta_data": meta,
+        "work_indptr": work_indptr,
+        "work_info_set": work_info,
+        "reduce_indptr": reduce[0],
+        "reduce_final_map": reduce[1],
+        "reduce_partial_map": reduce[2],
+        "intra_batch_mode": True,
+    }
 
 
 @dataclass(frozen=True)

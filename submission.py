@@ -42,6 +42,10 @@ class Plan:
     num_splits: int | None = None
     page_size: int = 1
 
+    def __post_init__(self) -> None:
+        if type(self.page_size) is not int or (self.num_splits is not None and type(self.num_splits) is not int):
+            raise TypeError(f"page_size must be an int and num_splits an int or None: {self}")
+
 
 Table = dict[tuple[int, int], Plan]  # keyed (batch_size, kv_seq_len)
 
@@ -119,7 +123,7 @@ def plan_for(batch_size: int, kv_seq_len: int, *, table: str | None = None, devi
     ties to the smaller batch, then the shorter length. Its splits are made anew for the shape, so the plan is always
     legal; under 196 pages (get_mla_metadata_v1 divides by len // 196) bf16 takes the persistent runners' place.
 
-    Raises ValueError for an unknown table or a shape below 1.
+    Raises ValueError for an unknown table or a shape below 1, InputError for an entry that its runner cannot carry out.
     """
     return _find(batch_size, kv_seq_len, table or _table_of(device))[0]
 
@@ -129,7 +133,7 @@ def explain(
 ) -> Explanation:
     """The plan for a shape as plan_for finds it, with its reason, precision and launches. Raises as plan_for does."""
     plan, why = _find(batch_size, kv_seq_len, table or _table_of(device))
-    runner = RUNNERS[plan.runner]
+    runner = _runner_of(plan)
     return Explanation(plan, why, runner.precision, runner.kernels(plan))
 
 
@@ -141,7 +145,9 @@ def _find(batch_size: int, kv_seq_len: int, table: str) -> tuple[Plan, str]:
         raise ValueError(f"batch_size and kv_seq_len must be 1 or more, got {batch_size} and {kv_seq_len}")
     entries = TABLES[table]
     if (batch_size, kv_seq_len) in entries:
-        return entries[batch_size, kv_seq_len], f"entry ({batch_size}, {kv_seq_len}) of table {table}"
+        plan, why = entries[batch_size, kv_seq_len], f"entry ({batch_size}, {kv_seq_len}) of table {table}"
+        _check_plan(plan, kv_seq_len, kernels_honour_page_size=True)
+        return plan, why
 
     def distance(entry: tuple[int, int]) -> tuple[float, int, int]:
         batch, length = entry
@@ -156,7 +162,7 @@ def _fit(plan: Plan, batch_size: int, kv_seq_len: int) -> tuple[Plan, str]:
     """`plan` made legal for another shape, and how."""
     page_size = math.gcd(plan.page_size, kv_seq_len)
     pages = kv_seq_len // page_size
-    if RUNNERS[plan.runner].persistent:
+    if _runner_of(plan).persistent:
         if pages < TOKENS_PER_SPLIT:
             return Plan("bf16"), f"replaced by bf16: {pages} pages are under {TOKENS_PER_SPLIT}"
         splits = persistent_splits(batch_size, pages)
@@ -316,12 +322,16 @@ def _pair(name: str, entry: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Te
     return entry
 
 
+def _runner_of(plan: Plan) -> "Runner":
+    if plan.runner not in RUNNERS:
+        raise InputError(f"plan.runner {plan.runner!r} is unknown, expected one of {', '.join(RUNNERS)}")
+    return RUNNERS[plan.runner]
+
+
 @functools.lru_cache(maxsize=256)
 def _check_plan(plan: Plan, kv_seq_len: int, kernels_honour_page_size: bool) -> None:
     """Refuse, with an InputError, a plan that its runner cannot carry out for this length."""
-    if plan.runner not in RUNNERS:
-        raise InputError(f"plan.runner {plan.runner!r} is unknown, expected one of {', '.join(RUNNERS)}")
-    runner, page_size, splits = RUNNERS[plan.runner], plan.page_size, plan.num_splits
+    runner, page_size, splits = _runner_of(plan), plan.page_size, plan.num_splits
     if page_size < 1 or page_size & (page_size - 1) or kv_seq_len % page_size:
         raise InputError(f"plan.page_size must be a power of 2 that divides kv_seq_len {kv_seq_len}, got {page_size}")
     if page_size > 1 and not runner.persistent:
@@ -474,7 +484,7 @@ def clear_caches() -> None:
         cache.cache_clear()
 
 
-# ---- The runners: each writes `output` (batch, 16, 512) bfloat16. A new one: such a function, an entry in RUNNERS. ----
+# ---- The runners: each writes `output` (batch, 16, 512) bfloat16; a new one is such a function and its RUNNERS entry
 
 _PASSED = (
     "page_size",

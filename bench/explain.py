@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import submission
-from bench.basics import UserError
+from bench.basics import PROJECT_SUBMISSION, UserError
 from bench.environment import device_name
-from bench.loading import plan_text
+from bench.loading import load, plan_text
 from bench.report import bytes_text, print_header, time_text
 from bench.roofline import BANDWIDTHS, Traffic, bandwidth_of, nanoseconds, traffic
 from reference import PRECISIONS, default_device
@@ -20,15 +19,15 @@ from reference import PRECISIONS, default_device
 def explain(batch_size: int, kv_seq_len: int, table: str | None) -> dict[str, Any]:
     """All that is known of a shape before it runs, as plain data.
 
-    Raises UserError for numbers below 1 or an unknown table.
+    Raises UserError for numbers below 1, an unknown table, or a submission that cannot be loaded or has a wrong plan.
     """
     for name, value in {"BATCH": batch_size, "KV_SEQ_LEN": kv_seq_len}.items():
         if value < 1:
             raise UserError(f"{name} must be 1 or more, got {value}")
-    if table is not None and table not in submission.TABLES:
-        raise UserError(f"unknown table {table!r}, expected one of {', '.join(submission.TABLES)}")
-    device = default_device()
-    found = submission.explain(batch_size, kv_seq_len, table=table, device=device)
+    submission, device = load(PROJECT_SUBMISSION), default_device()
+    if table is not None:
+        submission.check_table(table)
+    found = submission.explain(batch_size, kv_seq_len, table, device)
     precision = PRECISIONS[found.precision]
     moved = traffic(
         batch_size,
@@ -36,6 +35,7 @@ def explain(batch_size: int, kv_seq_len: int, table: str | None) -> dict[str, An
         precision.cache,
         casts_q=precision.q_cast != "none",
         num_splits=found.plan.num_splits,
+        page_size=found.plan.page_size,
     )
     return {
         "batch_size": batch_size,
@@ -75,7 +75,14 @@ def show(explained: dict[str, Any], out: Console) -> None:
     }
     print_header(out, f"batch size {explained['batch_size']}, KV length {explained['kv_seq_len']}", facts)
     if explained["plan"]["page_size"] > 1:
-        out.print(Text("  page_size above 1: aiter's gfx950 kernels read only the first token of each page", "yellow"))
+        out.print(
+            Text(
+                "  page_size above 1: aiter's gfx950 kernels read only the first token of each page, as counted below, "
+                "and custom_kernel refuses the plan without kernels_honour_page_size=True",
+                "yellow",
+            ),
+            soft_wrap=True,
+        )
     out.print(_bytes_table(explained["bytes"]))
     out.print(_floor_table(explained))
 

@@ -81,17 +81,25 @@ class Submission:
         if name not in self._tables:
             raise UserError(f"unknown table {name!r}, {self.path} has {', '.join(map(repr, self._tables))}")
 
-    def explain(self, batch_size: int, kv_seq_len: int, table: str | None, device: Any) -> PlanInfo | None:
-        """What the submission says it does with a shape; None if it says nothing. Raises UserError if it fails to."""
+    def explain(self, batch_size: int, kv_seq_len: int, table: str | None, device: Any) -> Any:
+        """What the submission's explain says of a shape; None without one. Raises UserError if it fails."""
         if self._explain is None:
             return None
         try:
             explanation = self._explain(batch_size, kv_seq_len, table=table, device=device)
-            plan, precision = explanation.plan, getattr(explanation, "precision", None)
+            explanation.plan  # noqa: B018 (all that is asked of an explanation)
         except Exception as error:
             raise UserError(
                 f"explain({batch_size}, {kv_seq_len}) of {self.path} failed: {describe_error(error, self.path)}"
             ) from error
+        return explanation
+
+    def plan_info(self, batch_size: int, kv_seq_len: int, table: str | None, device: Any) -> PlanInfo | None:
+        """What is shown of a shape's plan; None if the submission says nothing. Raises as explain does."""
+        explanation = self.explain(batch_size, kv_seq_len, table, device)
+        if explanation is None:
+            return None
+        plan, precision = explanation.plan, getattr(explanation, "precision", None)
         return PlanInfo(plan_text(plan), getattr(plan, "page_size", 1), precision if precision in PRECISIONS else None)
 
     def kernel(self, args: dict, table: str | None, device: Any, *, strict: bool) -> Callable:

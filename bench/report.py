@@ -20,7 +20,7 @@ from bench.basics import Mode, UserError
 from bench.loading import PlanInfo
 from bench.protocol import CaseResult, geometric_mean
 from bench.roofline import Bandwidth, bandwidth_of, nanoseconds, traffic
-from reference import ExactVerdict, OfficialVerdict
+from reference import ExactVerdict
 from task import TestSpec
 
 _LOG_WIDTH = 150  # of output that is not a terminal
@@ -32,8 +32,9 @@ _PAGING_WARNING = (
 )
 
 _LEGEND = (
-    "official: share of elements out of tolerance. exact: cache and q as read (a16w8: bf16 q, fp8 cache); relative L2 "
-    "of the worst sequence against attention over all that is read (gate A) and over the bf16 cache (gate B)"
+    "official: share of elements out of tolerance. exact: q and cache as read (a16w8: bf16 q, fp8 cache; a8w8_tensor: "
+    "fp8 q with a scale of its own; in brackets: the nearest guess, for a file that does not say). Gate A, B: relative "
+    "L2 of the worst sequence against attention over all that is read, and over the bf16 cache"
 )
 
 
@@ -175,8 +176,8 @@ def _cells(row: Row, timed: bool, bandwidth: Bandwidth | None) -> list[Text]:
     cells = [
         Text(shape_text(row.args)),
         Text(row.plan.text if row.plan else "–"),
-        _official_cell(result.official),
-        _exact_cell(exact),
+        _official_cell(result),
+        _exact_cell(exact, declared=row.plan is not None and row.plan.precision is not None),
         _number(exact and exact.kernel_error, "{:.4f}"),
         _number(exact and exact.format_error, "{:.4f}"),
         _number(exact and exact.cosine, "{:.4f}"),
@@ -194,12 +195,17 @@ def _verdict_cell(ok: bool, detail: str) -> Text:
     return Text(f"{'pass' if ok else 'FAIL'} {detail}", style="green" if ok else "red")
 
 
-def _official_cell(verdict: OfficialVerdict | None) -> Text:
-    return _verdict_cell(verdict.ok, f"{verdict.mismatch_ratio:.2%}") if verdict else Text("–")
+def _official_cell(result: CaseResult) -> Text:
+    if result.official:
+        return _verdict_cell(result.official.ok, f"{result.official.mismatch_ratio:.2%}")
+    return _verdict_cell(False, "error") if result.error else Text("–")
 
 
-def _exact_cell(verdict: ExactVerdict | None) -> Text:
-    return _verdict_cell(verdict.ok, verdict.precision) if verdict else Text("–")
+def _exact_cell(verdict: ExactVerdict | None, declared: bool) -> Text:
+    """A failed verdict on a file that names no precision is of the nearest one: a guess."""
+    if verdict is None:
+        return Text("–")
+    return _verdict_cell(verdict.ok, verdict.precision if verdict.ok or declared else f"({verdict.precision}?)")
 
 
 def _number(value: float | None, form: str) -> Text:

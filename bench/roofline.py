@@ -49,14 +49,23 @@ class Traffic:
 
 
 def traffic(
-    batch_size: int, kv_seq_len: int, cache: str, *, casts_q: bool = False, num_splits: int | None = 1
+    batch_size: int,
+    kv_seq_len: int,
+    cache: str,
+    *,
+    casts_q: bool = False,
+    num_splits: int | None = 1,
+    page_size: int = 1,
 ) -> Traffic:
-    """The bytes of a call that reads `cache` ("bf16", "fp8" or "mxfp4") in `num_splits` parts a sequence."""
+    """The bytes of a call that reads `cache` ("bf16", "fp8" or "mxfp4") in `num_splits` parts a sequence.
+
+    page_size: above 1 only the first token of each page is read.
+    """
     q_values = batch_size * NUM_HEADS * QK_HEAD_DIM
     outputs = batch_size * NUM_HEADS * V_HEAD_DIM
     partial_values = batch_size * NUM_HEADS * (V_HEAD_DIM + 1)  # a log-sum-exp a head beside the values
     return Traffic(
-        cache=batch_size * kv_seq_len * BYTES_PER_TOKEN[cache],
+        cache=batch_size * (kv_seq_len // page_size) * BYTES_PER_TOKEN[cache],
         q=q_values * 2,
         output=outputs * 2,
         q_cast=q_values * 2 if casts_q else 0,

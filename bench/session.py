@@ -92,7 +92,8 @@ class Session:
             with progress_to(self._report):
                 return run(job)
         except (Exception, SystemExit) as error:
-            return CaseResult(error=describe_error(error, self._submission.path))
+            hint = _OUT_OF_MEMORY if _is_out_of_memory(error) else ""
+            return CaseResult(error=describe_error(error, self._submission.path) + hint)
 
     def check(self, name: str, scope: Scope) -> Outcome:
         """Carry out one check of `mla verify`."""
@@ -194,11 +195,18 @@ class Session:
         return nanoseconds
 
     def _plan(self, args: TestSpec, table: str | None) -> PlanInfo | None:
-        return self._submission.explain(args["batchsize"], args["kvseqlen"], table, self._device)
+        return self._submission.plan_info(args["batchsize"], args["kvseqlen"], table, self._device)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+_OUT_OF_MEMORY = "; out of memory: try --quick or a smaller --case (256x8192 needs 9 GB)"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _usable_device(name: str | None) -> torch.device:

@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -124,6 +125,8 @@ def _how_it_ended(exit_code: int) -> str:
 def _serve(connection: Connection, submission: Path, device: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     faulthandler.enable()
+    # The command has said so in its own words.
+    warnings.filterwarnings("ignore", message="page_size .* read the first token of each page")
     from bench.session import Session  # only here: what it loads is for this process
 
     session: Session | None = None

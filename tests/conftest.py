@@ -1,6 +1,7 @@
 """What all tests share: the device, poisoned uninitialised memory, and empty caches."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -31,6 +32,12 @@ def _empty_caches():
     submission.clear_caches()
     yield
     submission.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _same_submission(monkeypatch):
+    """The tools load files under the module name `submission`; every test starts with the one imported here."""
+    monkeypatch.setitem(sys.modules, "submission", submission)
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

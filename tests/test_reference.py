@@ -228,6 +228,12 @@ def test_another_shape_or_dtype_fails_the_official_check():
     assert not check_implementation(data, good.float())[0]
 
 
+@pytest.mark.parametrize("length", [1, 64, 195, 196])
+def test_the_reference_has_an_answer_at_any_length(length):
+    data = generate_input(3, 1, length, 4)
+    assert check_exact(data, ref_kernel(data), "a8w8_tensor").ok
+
+
 # ---- The exact oracle ----
 
 

@@ -327,9 +327,16 @@ def test_the_default_table_has_every_benchmark_shape_at_page_size_one():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_persistent_entries_ask_for_the_splits_they_get(shape):
+    """More would make every buffer of splits larger than what is used."""
     plan = GFX950_TABLE[shape]
     if RUNNERS[plan.runner].persistent:
-        assert plan.num_splits == persistent_splits(*shape) == _splits_made(*shape, plan.num_splits)
+        made = _splits_made(*shape, plan.num_splits)
+        assert plan.num_splits == made, f"entry {shape} asks for {plan.num_splits} splits and gets {made}"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_rule_s_splits_are_made(shape):
+    assert _splits_made(*shape, persistent_splits(*shape)) == persistent_splits(*shape)
 
 
 def _splits_made(batch: int, length: int, num_splits: int) -> int:
@@ -370,6 +377,31 @@ def test_ties_go_to_the_smaller_batch_then_the_shorter_length():
     assert plan_for(128, 1024).runner == GFX950_TABLE[64, 1024].runner
     assert plan_for(64, 2896).runner == GFX950_TABLE[64, 1024].runner
     assert plan_for(64, 2897).runner == GFX950_TABLE[64, 8192].runner
+
+
+def test_a_wrong_entry_is_named_when_it_is_looked_up(monkeypatch):
+    for entry, message in (
+        (Plan("a4w4"), "plan.runner 'a4w4' is unknown, expected one of bf16"),
+        (Plan("a8w8_persistent", 0), "plan.num_splits must be 1 or more"),
+        (Plan("bf16", page_size=2), "plan.page_size must be 1 for bf16"),
+    ):
+        monkeypatch.setitem(GFX950_TABLE, (4, 1024), entry)
+        submission._find.cache_clear()
+        with pytest.raises(InputError, match=message):
+            explain(4, 1024)
+    monkeypatch.setitem(GFX950_TABLE, (4, 1024), Plan("a4w4"))
+    with pytest.raises(InputError, match="is unknown"):
+        plan_for(5, 1000)
+    monkeypatch.undo()
+    submission._find.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"num_splits": 4.0}, {"num_splits": "4"}, {"num_splits": True}, {"page_size": 1.0}]
+)
+def test_plans_hold_whole_numbers(numbers):
+    with pytest.raises(TypeError, match="page_size must be an int and num_splits an int or None"):
+        Plan("bf16", **numbers)
 
 
 def test_lookup_refusals():
