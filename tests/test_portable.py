@@ -396,6 +396,8 @@ def test_a_short_tail_joins_the_part_before():
     # 2914 tokens, 14 splits: 183 blocks, 14 a split, 224 tokens; 13 × 224 = 2912, and the last 2 join the 13th.
     works, _ = _work_lists([2914], 32)
     assert [w[5] - w[4] for w in works] == [224] * 12 + [226]
+    works, _ = _work_lists([2916], 32)
+    assert [w[5] - w[4] for w in works] == [224] * 12 + [228]
     works, _ = _work_lists([2917], 32)
     assert [w[5] - w[4] for w in works] == [224] * 13 + [5]
 
