@@ -357,7 +357,7 @@ def _negative_zeros(q: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _to_peak(q: torch.Tensor, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return q * (448 / q.abs().amax().float()).to(q.dtype), kv
+    return (q.float() * (448 / q.abs().amax().float())).to(q.dtype), kv
 
 
 # Each takes q and the cache, standard normal, and keeps |q| ≤ 448, the range of the runners that cast q with scale 1.

@@ -170,6 +170,13 @@ def test_hard_numbers_stay_in_the_range_of_the_fp8_runners():
     assert peaks["q at ±448, the edge of fp8"] > 300
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_edge_of_fp8_is_reached_and_not_passed(seed):
+    q = torch.randn(1, 16, 576, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    scaled, _ = HARD["q at ±448, the edge of fp8"](q, torch.zeros(1))
+    assert scaled.abs().max() == 448
+
+
 # ---- The upload's rules ----
 
 
