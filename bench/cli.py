@@ -23,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
+isa = typer.Typer(help="gfx950 (MI355X) machine code on this CPU.", no_args_is_help=True)
+app.add_typer(isa, name="isa")
+
 
 def main() -> None:
     app()
@@ -198,3 +201,61 @@ def explain(
         print(json.dumps(explained, indent=2, ensure_ascii=False))
     else:
         command.show(explained, report.console())
+
+
+@isa.command("run")
+def isa_run(
+    kernel: Annotated[
+        str,
+        typer.Argument(metavar="KERNEL", help="FILE.py:NAME, a @triton.jit function; or a gfx950 ELF, FILE[:NAME]."),
+    ],
+    grid: Annotated[str, typer.Option(metavar="X[,Y[,Z]]", help="Workgroups in each direction.")] = "1",
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="SPEC",
+            help="An argument, in order, constexprs left out: a number; randn, zeros, ones, arange or empty (never "
+            "written), a torch type and a shape, such as randn:bfloat16:16x576; or a .npy or .pt file.",
+        ),
+    ] = None,
+    constexpr: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A tl.constexpr, such as BLOCK=64; repeatable.")
+    ] = None,
+    num_warps: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Waves a workgroup, Triton's default if not given.")
+    ] = None,
+    num_stages: Annotated[int | None, typer.Option(min=1, max=8, help="Triton's pipeline depth.")] = None,
+    lds_size: Annotated[
+        int | None, typer.Option("--lds", min=0, help="Bytes of LDS given at launch, for an ELF that needs them.")
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option(help="shuffled or reversed: run the workgroups in another order.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="What random arguments and the shuffled order follow from.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write counters and findings to FILE.")
+    ] = None,
+) -> None:
+    """Run a kernel's gfx950 code instruction by instruction, with the eyes of a sanitizer.
+
+    Reports accesses outside the arguments, reads of what was never written, LDS races and misaligned accesses, and
+    counts instructions and bytes. The last line is `isa: pass` (exit code 0) or `isa: fail` (exit code 1); wrong usage
+    exits with 2. It says nothing about time.
+    """
+    with _errors_in_one_line():
+        command, report = _command("isa"), _command("report")
+        request = command.Request(
+            kernel,
+            grid,
+            tuple(argument or ()),
+            tuple(constexpr or ()),
+            num_warps,
+            num_stages,
+            lds_size,
+            order,
+            seed,
+            json_file,
+        )
+        passed = command.run(request, report.console(), report.console(stderr=True))
+    raise typer.Exit(0 if passed else 1)

@@ -34,22 +34,25 @@ def load(path: Path) -> "Submission":
         raise UserError(f"no submission at {path}: expected a .py file with a function custom_kernel(data)")
     if str(PROJECT_ROOT) not in sys.path:
         sys.path.insert(0, str(PROJECT_ROOT))
-    module = _execute(path)
+    try:
+        module = execute(path, "submission")
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
     if not callable(getattr(module, "custom_kernel", None)):
         raise UserError(f"{path} has no function custom_kernel(data): add it, the leaderboard calls nothing else")
     return Submission(path, module)
 
 
-def _execute(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("submission", path)
+def execute(path: Path, name: str) -> ModuleType:
+    """Run a file as the module `name`. Raises UserError if it is no Python file, and whatever the file raises."""
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise UserError(f"{path} is no Python file: expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["submission"] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
     return module
 
 

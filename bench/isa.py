@@ -1,0 +1,264 @@
+"""`mla isa run`: one kernel's gfx950 code executed on this CPU, with what the sanitizer found and what was counted."""
+
+import dataclasses
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from bench.basics import UserError
+from bench.loading import describe_error, execute
+from bench.report import bytes_text, check_json_target, print_header, time_text, write_json
+
+try:
+    import gfx950
+    from gfx950.machine import ORDERS
+except ImportError as problem:
+    raise RuntimeError(
+        f"`mla isa` needs the gfx950 extra ({problem}): pip install -e '.[gfx950]', on Linux and Python 3.11 or later"
+    ) from problem
+
+_GENERATED = re.compile(r"(randn|zeros|ones|empty|arange):(\w+):(\d+(?:x\d+)*)")
+_SPELLINGS = (
+    "a number; randn, zeros, ones, arange or empty (bytes that count as never written), a torch type and a shape, such "
+    "as randn:bfloat16:16x576; or a .npy or .pt file"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run. kernel: FILE.py:NAME for a @triton.jit function, FILE or FILE:NAME for a gfx950 ELF."""
+
+    kernel: str
+    grid: str
+    arguments: tuple[str, ...]
+    constexprs: tuple[str, ...]
+    num_warps: int | None
+    num_stages: int | None
+    lds_size: int | None
+    order: str | None
+    seed: int
+    json_file: Path | None
+
+
+def run(request: Request, out: Console, progress_console: Console) -> bool:
+    """Run the kernel and show the report; whether there was no finding. Raises UserError for bad input."""
+    if request.json_file:
+        check_json_target(request.json_file)
+    if request.order not in ORDERS:
+        raise UserError(f"--order {request.order}: expected {' or '.join(o for o in ORDERS if o)}")
+    grid = _grid(request.grid)
+    arguments = [_argument(text, request.seed + i) for i, text in enumerate(request.arguments)]
+    with _errors_of_the_machine():
+        code = _code(request, arguments)
+        with _progress(progress_console) as report:
+            result = gfx950.run(code, grid, arguments, order=request.order, seed=request.seed, progress=report)
+    show(result, grid, out)
+    if request.json_file:
+        write_json(request.json_file, _as_json(result, grid))
+    return result.ok
+
+
+@contextmanager
+def _errors_of_the_machine():
+    try:
+        yield
+    except gfx950.Gfx950Error as error:
+        raise UserError(str(error)) from error
+
+
+@contextmanager
+def _progress(console: Console):
+    columns = (TextColumn("workgroups"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+# ---- What was asked for ----
+
+
+def _grid(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*){0,2}", text):
+        raise UserError(f"--grid {text}: expected one to three positive numbers, such as 8 or 4,16")
+    return tuple(int(n) for n in text.split(","))
+
+
+def _argument(text: str, seed: int) -> Any:
+    """One --arg as a kernel's argument."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    match = _GENERATED.fullmatch(text)
+    if match:
+        return _generated(*match.groups(), seed)
+    path = Path(text)
+    if path.suffix in (".npy", ".pt"):
+        return _loaded(path)
+    raise UserError(f"--arg {text}: expected {_SPELLINGS}")
+
+
+def _generated(how: str, type_name: str, shape_text: str, seed: int) -> Any:
+    dtype = getattr(torch, type_name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(f"{how}:{type_name}:{shape_text}: torch has no type {type_name}")
+    shape = [int(n) for n in shape_text.split("x")]
+    if how == "randn":
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return values.to(dtype) if dtype.is_floating_point else (values * 100).to(dtype)
+    if how == "arange":
+        return torch.arange(int(np.prod(shape))).view(shape).to(dtype)
+    filled = torch.full(shape, 1.0 if how == "ones" else 0.0).to(dtype)
+    return gfx950.Uninitialised(filled) if how == "empty" else filled
+
+
+def _loaded(path: Path) -> Any:
+    if not path.is_file():
+        raise UserError(f"--arg {path}: no such file")
+    try:
+        value = np.load(path) if path.suffix == ".npy" else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(f"--arg {path}: cannot be read ({error})") from error
+    if not isinstance(value, (np.ndarray, torch.Tensor)):
+        raise UserError(f"--arg {path} holds {type(value).__name__}; expected one tensor")
+    return value
+
+
+def _constexpr(text: str) -> tuple[str, object]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.isidentifier():
+        raise UserError(f"--constexpr {text}: expected NAME=VALUE, such as BLOCK=64")
+    if value in ("True", "False", "None"):
+        return name, {"True": True, "False": False, "None": None}[value]
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+def _code(request: Request, arguments: list) -> gfx950.CodeObject:
+    file, _, name = request.kernel.partition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"{file}: no such file; expected FILE.py:KERNEL or a gfx950 ELF file")
+    if path.suffix != ".py":
+        if request.constexprs or request.num_warps or request.num_stages:
+            raise UserError(f"{file} is compiled already: --constexpr, --num-warps and --num-stages come too late")
+        return gfx950.load(path.read_bytes(), name or None, lds_size=request.lds_size)
+    if request.lds_size is not None:
+        raise UserError("--lds is for ELF files: a Triton kernel says itself how much it needs")
+    options = {"num_warps": request.num_warps, "num_stages": request.num_stages}
+    options = {option: value for option, value in options.items() if value is not None}
+    kernel = _triton_kernel(path, name)
+    try:
+        return gfx950.compile(kernel, arguments, dict(map(_constexpr, request.constexprs)), **options)
+    except gfx950.Gfx950Error:
+        raise
+    except Exception as error:
+        raise UserError(f"{request.kernel} does not compile: {type(error).__name__}: {error}") from error
+
+
+def _triton_kernel(path: Path, name: str) -> Any:
+    from triton.runtime.jit import JITFunction
+
+    try:
+        module = execute(path, "isa_kernel")
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
+    kernels = {key: value for key, value in vars(module).items() if isinstance(value, JITFunction)}
+    if name in kernels:
+        return kernels[name]
+    if not name and len(kernels) == 1:
+        return next(iter(kernels.values()))
+    known = ", ".join(sorted(kernels)) or "none"
+    raise UserError(f"{path} has no @triton.jit function {name!r}; expected FILE.py:KERNEL, with one of: {known}")
+
+
+# ---- What came out ----
+
+
+def show(result: gfx950.Result, grid: tuple[int, ...], out: Console) -> None:
+    code, counters = result.code, result.counters
+    facts = {
+        "grid": f"{' × '.join(map(str, grid))}, {code.num_waves} waves a workgroup",
+        "registers": _registers(code),
+        "LDS": f"{bytes_text(code.lds_size)} a workgroup",
+    }
+    print_header(out, f"mla isa run, {code.name} on gfx950", facts)
+    out.print(_instruction_table(counters))
+    if counters.buffers:
+        out.print(_buffer_table(counters))
+    out.print(Text(_lds_text(counters)), soft_wrap=True)
+    limits = {name: seconds for name, seconds in counters.computed_time().items() if seconds}
+    if limits:
+        parts = ", ".join(f"{name} {time_text(seconds * 1e9)}" for name, seconds in limits.items())
+        out.print(Text(f"computed from an MI355X's published rates, not measured: {parts}"), soft_wrap=True)
+    for finding in result.findings:
+        out.print(Text(str(finding), style="red"), soft_wrap=True)
+    verdict = "pass" if result.ok else "fail"
+    out.print(Text(f"isa: {verdict}", style="bold green" if result.ok else "bold red"))
+
+
+def _registers(code: gfx950.CodeObject) -> str:
+    vector, accumulation = code.metadata[".vgpr_count"], code.metadata[".agpr_count"]
+    spilled = code.metadata[".vgpr_spill_count"]
+    return f"{vector} VGPRs (of them {accumulation} for accumulation), {spilled} spilled"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _instruction_table(counters: gfx950.Counters) -> Table:
+    table = _table("instructions", "executed", "a wave")
+    for name, count in counters.instructions.most_common():
+        table.add_row(name, f"{count:,}", f"{count / counters.waves:,.1f}")
+    for name, count in counters.mfma.most_common():
+        table.add_row(f"  {name}", f"{count:,}", f"{count / counters.waves:,.1f}")
+    return table
+
+
+def _buffer_table(counters: gfx950.Counters) -> Table:
+    table = _table("argument", "bytes", "read", "distinct", "written", "distinct")
+    for buffer in counters.buffers:
+        numbers = dataclasses.astuple(buffer)[1:]
+        table.add_row(buffer.name, *(f"{number:,}" for number in numbers))
+    return table
+
+
+def _lds_text(counters: gfx950.Counters) -> str:
+    return (
+        f"LDS: {counters.lds_bytes_read:,} bytes read, {counters.lds_bytes_written:,} written, "
+        f"{counters.lds_bank_conflicts:,} extra passes for bank conflicts"
+    )
+
+
+def _as_json(result: gfx950.Result, grid: tuple[int, ...]) -> dict[str, Any]:
+    code = result.code
+    return {
+        "kernel": code.name,
+        "grid": list(grid),
+        "waves_per_workgroup": code.num_waves,
+        "lds_size": code.lds_size,
+        "registers": {key[1:]: value for key, value in code.metadata.items() if key.endswith("_count")},
+        "counters": dataclasses.asdict(result.counters),
+        "computed_seconds": result.counters.computed_time(),
+        "findings": [dataclasses.asdict(finding) for finding in result.findings],
+        "ok": result.ok,
+    }

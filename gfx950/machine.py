@@ -1,0 +1,299 @@
+"""The machine: a grid of workgroups, each a few waves with LDS, run instruction by instruction.
+
+Workgroups run one after the other, the waves of a workgroup one after the other from barrier to barrier. That is one of
+the orders the hardware may choose; `order="shuffled"` draws another.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gfx950.counters import BufferCounters, Counters
+from gfx950.decode import Instruction, decode
+from gfx950.findings import CodeObjectError, Finding, Findings, KernelFaultError, Place, UnknownInstructionError
+from gfx950.loader import Argument, CodeObject
+from gfx950.memory import (
+    GlobalMemory,
+    Lds,
+    Scratch,
+    Unaligned,
+    Uninitialised,
+    is_marked,
+    is_tensor,
+    storage_bytes,
+    unwrap,
+)
+from gfx950.ops import BINDERS, END, Step, convert, crosslane, matrix, memory, packed, scalar, vector  # noqa: F401
+from gfx950.wave import LANE, LANES, Wave
+
+ORDERS = (None, "shuffled", "reversed")
+MAX_INSTRUCTIONS = 20_000_000  # between two barriers of a wave
+PRELOAD_PROLOGUE = 256  # bytes of code for firmware that does not preload arguments
+# Bit of the descriptor's properties → SGPRs that it puts before the arguments. Source: LLVM, AMDGPU user guide.
+_USER_SGPRS = {0: 4, 1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 1}
+_DISPATCH_POINTER, _KERNARG_POINTER = 1, 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind, besides the arguments it changed in place."""
+
+    code: CodeObject
+    findings: list[Finding]
+    counters: Counters
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+class Machine:
+    """A kernel loaded with its arguments: what the instructions' steps refer to while they run."""
+
+    def __init__(self, code: CodeObject, grid: tuple[int, int, int], args: Sequence, seed: int):
+        self.code = code
+        self.grid = grid
+        self.rng = np.random.default_rng(seed)
+        self.counters = Counters()
+        self.findings = Findings(self.place)
+        self.memory = GlobalMemory(self.findings)
+        image = np.frombuffer(code.image, np.uint8).copy()
+        loaded = self.memory.add("the code object", image, counted=False, readonly=True)
+        self._text = code.image[code.text[0] - code.base :][: code.text[1]]
+        self.code_address = loaded.base + code.text[0] - code.base
+        self._kernarg = self._pack_arguments(args)
+        self._dispatch = self._map_dispatch_packet()
+        slots = len(self._text) // 4
+        self._instructions: list[Instruction | None] = [None] * slots
+        self._following = [0] * slots
+        self._hits = [0] * slots
+        self._waves = [Wave(i, self.findings) for i in range(code.num_waves)]
+        self._steps: list[list[Step | None]] = [[None] * slots for _ in self._waves]
+        self._wave = self._waves[0]
+        self._workgroup = (0, 0, 0)
+
+    # ---- What the steps ask ----
+
+    def place(self) -> Place:
+        """Where the run stands."""
+        inst = self._instructions[self._wave.at]
+        source = self.code.source_lines.get(self.code.text[0] + inst.pc)
+        return Place(inst.text, inst.pc, self._workgroup, self._wave.index, source)
+
+    def describe(self) -> str:
+        inst = self._instructions[self._wave.at]
+        return f"{inst.text} at {inst.pc:#x} of {self.code.name}"
+
+    def index_of(self, address: int) -> int:
+        """The index of the instruction at an address. Raises KernelFaultError outside the code."""
+        offset = address - self.code_address
+        if offset % 4 or not 0 <= offset < len(self._text):
+            raise KernelFaultError(f"{self.describe()} jumps to {address:#x}, outside the code")
+        return offset // 4
+
+    def executed(self) -> int:
+        """Instructions executed so far: the clock of s_memtime."""
+        return sum(self._hits)
+
+    # ---- Arguments ----
+
+    def _pack_arguments(self, args: Sequence) -> int:
+        segment = bytearray(self.code.descriptor.kernarg_size)
+        expected = self.code.user_arguments
+        mapped: dict[tuple[int, int], int] = {}
+        for given, wanted in zip(args, expected, strict=False):
+            value = self._map(given, wanted.name, mapped) if is_tensor(unwrap(given)) else given
+            struct.pack_into("<" + _format(value, wanted), segment, wanted.offset, value)
+        for wanted in self.code.arguments:
+            if wanted.hidden and (value := self._hidden(wanted.kind)) is not None:
+                struct.pack_into({2: "<H", 4: "<I", 8: "<Q"}[wanted.size], segment, wanted.offset, value)
+        data = np.frombuffer(bytes(segment), np.uint8)
+        return self.memory.add("the kernel's arguments", data, counted=False, readonly=True).base
+
+    def _map(self, given: object, name: str, mapped: dict) -> int:
+        data = storage_bytes(unwrap(given), name)
+        key = (data.ctypes.data, data.size)
+        if data.size and key in mapped:
+            return mapped[key]
+        written = np.zeros(data.size, bool) if is_marked(given, Uninitialised) else None
+        offset = unwrap(given).itemsize if is_marked(given, Unaligned) else 0
+        buffer = self.memory.add(name, data, offset=offset, written=written)
+        mapped[key] = buffer.base
+        return buffer.base
+
+    def _hidden(self, kind: str) -> int | None:
+        group = 64 * self.code.num_waves
+        values = {f"hidden_block_count_{axis}": n for axis, n in zip("xyz", self.grid, strict=True)}
+        values |= {"hidden_group_size_x": group, "hidden_group_size_y": 1, "hidden_group_size_z": 1}
+        values |= {"hidden_grid_dims": 3, "hidden_dynamic_lds_size": self.code.lds_size}
+        return values.get(kind)
+
+    def _map_dispatch_packet(self) -> int:
+        """The HSA kernel dispatch packet, as far as kernels read it: workgroup and grid sizes."""
+        group = 64 * self.code.num_waves
+        packet = struct.pack("<HHHHHHIII", 2, 3, group, 1, 1, 0, self.grid[0] * group, *self.grid[1:])
+        data = np.frombuffer(packet.ljust(64, b"\0"), np.uint8)
+        return self.memory.add("the dispatch packet", data, counted=False, readonly=True).base
+
+    # ---- Running ----
+
+    def run(self, order: str | None, progress: Callable[[int, int], None] | None) -> Result:
+        x, y, z = self.grid
+        groups = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+        if order == "shuffled":
+            self.rng.shuffle(groups)
+            groups = [tuple(int(i) for i in group) for group in groups]
+        elif order == "reversed":
+            groups.reverse()
+        with np.errstate(all="ignore"):
+            for done, group in enumerate(groups):
+                if progress:
+                    progress(done, len(groups))
+                self._run_workgroup(group, shuffled=order == "shuffled")
+        return self._result(len(groups))
+
+    def _result(self, workgroups: int) -> Result:
+        counters = self.counters
+        counters.workgroups = workgroups
+        counters.waves = workgroups * len(self._waves)
+        counters.count((inst, n) for inst, n in zip(self._instructions, self._hits, strict=True) if inst and n)
+        counters.buffers = [
+            BufferCounters(
+                b.name, b.data.size, b.bytes_read, int(b.read_map.sum()), b.bytes_written, int(b.write_map.sum())
+            )
+            for b in self.memory.buffers
+            if b.counted
+        ]
+        return Result(self.code, self.findings.list(), counters)
+
+    def _run_workgroup(self, group: tuple[int, int, int], shuffled: bool) -> None:
+        self._workgroup = group
+        lds = Lds(self.code.lds_size, self.findings)
+        for wave in self._waves:
+            wave.reset(lds, Scratch(self.code.descriptor.scratch_size, self.findings), self.rng)
+            self._start(wave, group)
+        running = list(self._waves)
+        while running:
+            if shuffled:
+                self.rng.shuffle(running)
+            for wave in running:
+                self._run_to_barrier(wave)
+            running = [wave for wave in self._waves if not wave.ended]
+            lds.pass_barrier()
+
+    def _start(self, wave: Wave, group: tuple[int, int, int]) -> None:
+        """Registers and first instruction as the hardware sets them up."""
+        descriptor = self.code.descriptor
+        at = 0
+        for bit, count in _USER_SGPRS.items():
+            if descriptor.properties >> bit & 1:
+                if count == 2:
+                    values = {_DISPATCH_POINTER: self._dispatch, _KERNARG_POINTER: self._kernarg}
+                    wave.set64(at, values.get(bit, 0))
+                at += count
+        if descriptor.preload_length:
+            start = np.array([self._kernarg + 4 * descriptor.preload_offset])
+            words = self.memory.load(start, 4 * descriptor.preload_length, LANE[:1], 4).view(np.uint32)[0]
+            for word in words.tolist():
+                wave.set32(at, word)
+                at += 1
+        for axis in range(3):
+            if descriptor.rsrc2 >> 7 + axis & 1:
+                wave.set32(at, group[axis])
+                at += 1
+        wave.vgpr[0] = (LANE + wave.index * LANES).astype(np.uint32)
+        wave.define(0)
+        entry = descriptor.entry + (PRELOAD_PROLOGUE if descriptor.preload_length else 0)
+        wave.resume = (entry - self.code.text[0]) // 4
+
+    def _run_to_barrier(self, wave: Wave) -> None:
+        steps, following, hits = self._steps[wave.index], self._following, self._hits
+        self._wave = wave
+        at = wave.resume
+        for _ in range(MAX_INSTRUCTIONS):
+            step = steps[at] or self._bind(wave, at)
+            hits[at] += 1
+            wave.at = at
+            jump = step()
+            if jump is None:
+                at = following[at]
+            elif jump >= 0:
+                at = jump
+            else:
+                wave.resume = following[at]
+                wave.ended = jump == END
+                return
+        raise KernelFaultError(
+            f"{self.code.name}, workgroup {self._workgroup}, wave {wave.index}: {MAX_INSTRUCTIONS:,} instructions "
+            f"without a barrier or an end; the last one was {self.describe()}"
+        )
+
+    def _bind(self, wave: Wave, at: int) -> Step:
+        inst = self._instructions[at] or self._decode(at)
+        binder = BINDERS.get(inst.name)
+        where = f"{inst.text} at {inst.pc:#x} of {self.code.name}"
+        if binder is None:
+            raise UnknownInstructionError(f"{where}: {inst.name} has no semantics in gfx950/ops yet")
+        try:
+            step = binder(wave, inst, self)
+        except UnknownInstructionError as error:
+            raise UnknownInstructionError(f"{where}: no semantics yet for {error}") from error
+        self._steps[wave.index][at] = step
+        return step
+
+    def _decode(self, at: int) -> Instruction:
+        if not 0 <= at < len(self._instructions):
+            raise KernelFaultError(f"{self.code.name} runs past the end of its code, to {4 * at:#x}")
+        try:
+            inst = decode(self._text, 4 * at)
+        except ValueError as error:
+            word = self._text[4 * at : 4 * at + 4][::-1].hex()
+            raise UnknownInstructionError(
+                f"{self.code.name} at {4 * at:#x}: 0x{word} is no CDNA instruction"
+            ) from error
+        self._instructions[at] = inst
+        self._following[at] = at + inst.size // 4
+        return inst
+
+
+def _format(value: object, wanted: Argument) -> str:
+    """The struct format of an argument. Raises CodeObjectError if the value can't be one."""
+    name = wanted.name
+    if wanted.kind == "global_buffer":
+        if not isinstance(value, int):
+            raise CodeObjectError(f"{name} is a pointer; expected a tensor, got {type(value).__name__}")
+        return "Q"
+    if isinstance(value, float) and wanted.size in (4, 8):
+        return "f" if wanted.size == 4 else "d"
+    if isinstance(value, (bool, int, np.integer)):
+        bits = 8 * wanted.size
+        if not -(2 ** (bits - 1)) <= value < 2**bits:
+            raise CodeObjectError(f"{name} = {value} does not fit in the {wanted.size} bytes the kernel takes")
+        return (
+            {1: "b", 2: "h", 4: "i", 8: "q"}[wanted.size]
+            if value < 0
+            else {1: "B", 2: "H", 4: "I", 8: "Q"}[wanted.size]
+        )
+    raise CodeObjectError(f"{name} is a number of {wanted.size} bytes; expected an int or a float, got {value!r}")
+
+
+def check_arguments(code: CodeObject, args: Sequence) -> None:
+    """Raises CodeObjectError unless the arguments are as many as the kernel takes, Triton's two hidden ones aside."""
+    takes = len(code.user_arguments)
+    if len(args) not in (takes, takes - 2):
+        names = ", ".join(a.name for a in code.user_arguments)
+        raise CodeObjectError(f"{code.name} takes {takes} arguments ({names}), got {len(args)}")
+    for argument in args:
+        value = unwrap(argument)
+        if not is_tensor(value) and not isinstance(value, (bool, int, float, np.integer)):
+            raise CodeObjectError(f"an argument is {type(value).__name__}; expected tensors, ints and floats")
+
+
+def check_grid(grid: object) -> tuple[int, int, int]:
+    """The grid as three positive integers. Raises CodeObjectError for anything else."""
+    sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+    if not 1 <= len(sizes) <= 3 or not all(isinstance(n, int) and n > 0 for n in sizes):
+        raise CodeObjectError(f"grid is {grid!r}; expected one to three positive integers")
+    return (*sizes, 1, 1)[:3]
