@@ -74,7 +74,8 @@ class Instruction:
 
     def operand(self, field: str) -> int:
         """The operand code in a register field."""
-        return getattr(self.fields, field).offset
+        value = getattr(self.fields, field)
+        return value if isinstance(value, int) else value.offset
 
     def width(self, field: str) -> int:
         """How many registers that field names."""

@@ -25,8 +25,10 @@ from gfx950.memory import (
     storage_bytes,
     unwrap,
 )
-from gfx950.ops import BINDERS, END, Step, convert, crosslane, matrix, memory, packed, scalar, vector  # noqa: F401
+from gfx950.ops import BINDERS, END, Step, load_all
 from gfx950.wave import LANE, LANES, Wave
+
+load_all()
 
 ORDERS = (None, "shuffled", "reversed")
 MAX_INSTRUCTIONS = 20_000_000  # between two barriers of a wave

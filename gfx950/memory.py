@@ -201,8 +201,8 @@ NOBODY, SEVERAL, ATOMIC = -1, -2, -3
 class Lds:
     """The LDS of one workgroup: `size` bytes, with what the sanitizer knows of each byte.
 
-    A race is two waves touching a byte in the same interval between barriers, one of them writing, and not both in an
-    atomic instruction.
+    A race is two waves touching a byte in the same interval between barriers, one of them changing it, and not both in
+    an atomic instruction. Waves that write the same value, as replicated layouts do, do no harm.
     """
 
     def __init__(self, size: int, findings: Findings):
@@ -238,7 +238,7 @@ class Lds:
                 )
                 defined[chosen] |= never
         wave = ATOMIC if atomic else wave
-        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, "reads", "wrote")
+        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, ("reads", "wrote"))
         now = self._read_epoch[places] == self._epoch
         self._reader[places] = np.where(now & (self._reader[places] != wave), SEVERAL, wave)
         self._read_epoch[places] = self._epoch
@@ -258,8 +258,9 @@ class Lds:
         """Write data, uint8 (n, size); `defined` tells which lanes' data is a value at all, None for all."""
         chosen, places = self._places(addresses, data.shape[1], lanes, align, "writes")
         wave = ATOMIC if atomic else wave
-        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, "writes", "wrote")
-        self._check_race(self._reader, self._read_epoch, chosen, places, lanes, wave, "writes", "read")
+        changed = self.data[places] != data[chosen]
+        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, ("writes", "wrote"), changed)
+        self._check_race(self._reader, self._read_epoch, chosen, places, lanes, wave, ("writes", "read"), changed)
         self.data[places] = data[chosen]
         self._state[places] = WRITTEN if defined is None else np.where(defined[chosen], WRITTEN, UNDEFINED)[:, None]
         self._writer[places] = wave
@@ -287,9 +288,9 @@ class Lds:
             chosen = inside
         return chosen, addresses[chosen][:, None] + np.arange(size)
 
-    def _check_race(self, who, epoch, chosen, places, lanes, wave, what, did):
+    def _check_race(self, who, epoch, chosen, places, lanes, wave, verbs, where=True):
         others = who[places]
-        clash = (epoch[places] == self._epoch) & (others != wave)
+        clash = (epoch[places] == self._epoch) & (others != wave) & where
         if not clash.any():
             return
         lane = np.nonzero(clash.any(axis=1))[0][0]
@@ -298,7 +299,7 @@ class Lds:
         name = {SEVERAL: "other waves", ATOMIC: "an atomic"}.get(other, f"wave {other}")
         self._findings.report(
             RACE,
-            f"{what} LDS byte {address}, which {name} {did} with no barrier between",
+            f"{verbs[0]} LDS byte {address}, which {name} {verbs[1]} with no barrier between",
             int(lanes[chosen][lane]),
             address,
         )

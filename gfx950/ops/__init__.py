@@ -4,6 +4,7 @@ A step returns None to go on with the next instruction, an instruction index to 
 Binding happens once for each wave slot and instruction, so that a step only computes.
 """
 
+import importlib
 from collections.abc import Callable
 
 from gfx950.decode import Instruction
@@ -15,6 +16,14 @@ Step = Callable[[], int | None]
 Binder = Callable[[Wave, Instruction, "object"], Step]
 
 BINDERS: dict[str, Binder] = {}
+
+_MODULES = ("scalar", "vector", "compare", "division", "packed", "convert", "crosslane", "matrix", "memory")
+
+
+def load_all() -> None:
+    """Fill BINDERS."""
+    for name in _MODULES:
+        importlib.import_module(f"gfx950.ops.{name}")
 
 
 def binds(*names: str) -> Callable[[Binder], Binder]:

@@ -569,12 +569,14 @@ def _words(wave: Wave, row: int, size: int, lanes: np.ndarray) -> np.ndarray:
 
 def _in_rounds(addresses: np.ndarray):
     """Indices of accesses in groups in which no address repeats, in lane order."""
+    if addresses.size == 0:
+        return
     order = np.argsort(addresses, kind="stable")
     same = np.concatenate([[False], addresses[order][1:] == addresses[order][:-1]])
     starts = np.maximum.accumulate(np.where(same, 0, np.arange(same.size)))
     rank = np.empty(same.size, int)
     rank[order] = np.arange(same.size) - starts
-    for turn in range(int(rank.max(initial=-1)) + 1):
+    for turn in range(int(rank.max()) + 1):
         yield np.nonzero(rank == turn)[0]
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from gfx950.decode import VGPR, Instruction
 from gfx950.findings import UnknownInstructionError
 from gfx950.ops import Step, binds
-from gfx950.ops.operands import DTYPES, constant_bits, row_of, store_row
-from gfx950.ops.vector import U32, _maximum, _minimum, fma16, fma32
+from gfx950.ops.arithmetic import U32, fma16, fma32, maximum, minimum
+from gfx950.ops.operands import DTYPES, constant_bits, plain_source, row_of, source, store_row
+from gfx950.ops.vector import apply
 from gfx950.wave import LANES, Wave
 
 
@@ -47,12 +48,13 @@ _PAIRS = {"v_pk_fma_f32": (3, fma32), "v_pk_mul_f32": (2, lambda a, b: a * b), "
 @binds(*_PAIRS)
 def _bind_pairs(wave: Wave, inst: Instruction, machine) -> Step:
     count, function = _PAIRS[inst.name]
-    low, high, rows = [], [], []
+    results = ([], []), ([], [])  # of the low and the high result: operands, and the registers they come from
     for slot in range(count):
         halves, used = _registers_pair(wave, inst, slot)
-        rows += used
-        for operands, select, negate in zip((low, high), _selects(inst, slot), _signs(inst, slot), strict=True):
-            operands.append(_signed_view(halves[select], negate))
+        for (reads, rows), select, negate in zip(results, _selects(inst, slot), _signs(inst, slot), strict=True):
+            reads.append(_signed_view(halves[select], negate))
+            rows += used[select : select + 1]
+    (low, low_rows), (high, high_rows) = results
     row = row_of(inst.operand("vdst"))
     stores = store_row(wave, row), store_row(wave, row + 1)
     clamp = (lambda x: np.clip(x, np.float32(0), np.float32(1))) if inst.get("clmp") else lambda x: x
@@ -61,9 +63,11 @@ def _bind_pairs(wave: Wave, inst: Instruction, machine) -> Step:
         lanes = None if wave.full else wave.mask
         first = clamp(function(*(read() for read in low)))
         second = clamp(function(*(read() for read in high)))
+        defined = wave.lanes_defined(high_rows)
         stores[0](first, lanes)
         stores[1](second, lanes)
-        wave.propagate(rows, [row, row + 1])
+        wave.propagate(low_rows, [row])
+        wave.set_defined(row + 1, defined)
 
     return step
 
@@ -100,8 +104,8 @@ _HALVES: dict[str, tuple[str, int, Callable]] = {
     "v_pk_fma_f16": ("f16", 3, fma16),
     "v_pk_add_f16": ("f16", 2, lambda a, b: a + b),
     "v_pk_mul_f16": ("f16", 2, lambda a, b: a * b),
-    "v_pk_min_f16": ("f16", 2, _minimum),
-    "v_pk_max_f16": ("f16", 2, _maximum),
+    "v_pk_min_f16": ("f16", 2, minimum),
+    "v_pk_max_f16": ("f16", 2, maximum),
     "v_pk_minimum3_f16": ("f16", 3, lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_pk_maximum3_f16": ("f16", 3, lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_pk_mad_i16": ("i16", 3, lambda a, b, c: a * b + c),
@@ -201,9 +205,6 @@ _DOTS = {
 
 @binds(*_DOTS)
 def _bind_dot(wave: Wave, inst: Instruction, machine) -> Step:
-    from gfx950.ops.operands import plain_source, source
-    from gfx950.ops.vector import apply
-
     if inst.get("neg") or inst.get("neg_hi") or inst.get("clmp") or inst.format.endswith("_SDWA"):
         raise UnknownInstructionError(f"{inst.text}: a dot product with modifiers")
     operands = [source(wave, inst, 0, "u32"), source(wave, inst, 1, "u32")]

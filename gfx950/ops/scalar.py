@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 
-from gfx950.decode import EXECZ, LITERAL, SCC, VCC, VCCZ, Instruction
+from gfx950.decode import EXEC, EXECZ, LITERAL, SCC, VCC, VCCZ, Instruction
 from gfx950.findings import KernelFaultError
 from gfx950.ops import BARRIER, END, Step, binds
 from gfx950.wave import Wave
@@ -269,10 +269,10 @@ def _bind_saveexec(wave: Wave, inst: Instruction, machine) -> Step:
     read, write = reader(wave, inst, "ssrc0", 64), writer(wave, inst, 64)
 
     def step():
-        source, old = read(), wave.get64(126)
+        source, old = read(), wave.get64(EXEC)
         write(old)
         value = function(source, old) & M64
-        wave.set64(126, value)
+        wave.set64(EXEC, value)
         wave.scc = int(value != 0)
 
     return step
@@ -284,8 +284,8 @@ def _bind_wrexec(wave: Wave, inst: Instruction, machine) -> Step:
     read, write = reader(wave, inst, "ssrc0", 64), writer(wave, inst, 64)
 
     def step():
-        value = function(read(), wave.get64(126)) & M64
-        wave.set64(126, value)
+        value = function(read(), wave.get64(EXEC)) & M64
+        wave.set64(EXEC, value)
         write(value)
         wave.scc = int(value != 0)
 
