@@ -257,7 +257,7 @@ def _as_json(result: gfx950.Result, grid: tuple[int, ...]) -> dict[str, Any]:
         "waves_per_workgroup": code.num_waves,
         "lds_size": code.lds_size,
         "registers": {key[1:]: value for key, value in code.metadata.items() if key.endswith("_count")},
-        "counters": dataclasses.asdict(result.counters),
+        "counters": vars(result.counters) | {"buffers": [dataclasses.asdict(b) for b in result.counters.buffers]},
         "computed_seconds": result.counters.computed_time(),
         "findings": [dataclasses.asdict(finding) for finding in result.findings],
         "ok": result.ok,

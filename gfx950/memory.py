@@ -221,14 +221,14 @@ class Lds:
         self._epoch += 1
 
     def load(self, addresses: np.ndarray, size: int, lanes: np.ndarray, wave: int, align: int, *, atomic: bool = False):
-        """Read `size` bytes at each address: (bytes uint8 (n, size), which lanes got defined bytes only (n,))."""
+        """Read `size` bytes at each address: uint8 (n, size), and which of the bytes are a value, bool (n, size)."""
         chosen, places = self._places(addresses, size, lanes, align, "reads")
         out = np.full((addresses.size, size), POISON, np.uint8)
-        defined = np.ones(addresses.size, bool)
+        defined = np.ones(out.shape, bool)
         out[chosen] = self.data[places]
         state = self._state[places]
         if (state != WRITTEN).any():
-            defined[chosen] = (state == WRITTEN).all(axis=1)
+            defined[chosen] = state != UNDEFINED
             never = (state == NEVER).any(axis=1)
             if never.any():
                 lane = np.nonzero(never)[0][0]
@@ -236,7 +236,6 @@ class Lds:
                 self._findings.report(
                     UNINITIALISED, f"reads LDS never written, byte {address}", int(lanes[chosen][lane]), address
                 )
-                defined[chosen] |= never
         wave = ATOMIC if atomic else wave
         self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, ("reads", "wrote"))
         now = self._read_epoch[places] == self._epoch
@@ -255,14 +254,14 @@ class Lds:
         *,
         atomic: bool = False,
     ) -> None:
-        """Write data, uint8 (n, size); `defined` tells which lanes' data is a value at all, None for all."""
+        """Write data, uint8 (n, size); `defined`, bool (n, size), tells which bytes are a value, None for all."""
         chosen, places = self._places(addresses, data.shape[1], lanes, align, "writes")
         wave = ATOMIC if atomic else wave
         changed = self.data[places] != data[chosen]
         self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, ("writes", "wrote"), changed)
         self._check_race(self._reader, self._read_epoch, chosen, places, lanes, wave, ("writes", "read"), changed)
         self.data[places] = data[chosen]
-        self._state[places] = WRITTEN if defined is None else np.where(defined[chosen], WRITTEN, UNDEFINED)[:, None]
+        self._state[places] = WRITTEN if defined is None else np.where(defined[chosen], WRITTEN, UNDEFINED)
         self._writer[places] = wave
         self._write_epoch[places] = self._epoch
 
@@ -334,20 +333,21 @@ class Scratch:
         self._written = np.zeros((64, size), bool)
 
     def load(self, offsets: np.ndarray, size: int, lanes: np.ndarray):
-        """Bytes (n, size) at each lane's own offset, and which lanes' bytes were all written."""
+        """Bytes at each lane's own offset, uint8 (n, size), and which of them are a value, bool (n, size)."""
         inside = self._inside(offsets, size, lanes, "reads")
         out = np.full((offsets.size, size), POISON, np.uint8)
-        defined = np.ones(offsets.size, bool)
+        defined = np.ones(out.shape, bool)
         places = offsets[inside][:, None] + np.arange(size)
         out[inside] = self._data[lanes[inside][:, None], places]
-        defined[inside] = self._written[lanes[inside][:, None], places].all(axis=1)
+        defined[inside] = self._written[lanes[inside][:, None], places]
         return out, defined
 
     def store(self, offsets: np.ndarray, data: np.ndarray, lanes: np.ndarray, defined: np.ndarray) -> None:
+        """Write data, uint8 (n, size), of which `defined`, bool (n, size), is a value."""
         inside = self._inside(offsets, data.shape[1], lanes, "writes")
         places = offsets[inside][:, None] + np.arange(data.shape[1])
         self._data[lanes[inside][:, None], places] = data[inside]
-        self._written[lanes[inside][:, None], places] = defined[inside][:, None]
+        self._written[lanes[inside][:, None], places] = defined[inside]
 
     def _inside(self, offsets, size, lanes, what):
         inside = (offsets >= 0) & (offsets + size <= self.size)

@@ -103,7 +103,7 @@ def data_row(inst: Instruction, field: str) -> int:
 
 
 def deliver(wave: Wave, row: int, element: Element, lanes: np.ndarray, data: np.ndarray, defined=None) -> None:
-    """Put loaded bytes, uint8 (lanes, size), into registers; `defined` tells which lanes' bytes are a value."""
+    """Put loaded bytes, uint8 (lanes, size), into registers; `defined`, bool (lanes, size), tells which are a value."""
     if element.size < 4:
         word = data[:, 0].astype(U32)
         if element.size == 2:
@@ -117,12 +117,13 @@ def deliver(wave: Wave, row: int, element: Element, lanes: np.ndarray, data: np.
         words = word[:, None]
     else:
         words = np.ascontiguousarray(data).view(U32)
-    known = None
-    if defined is not None and not defined.all():
-        known = np.ones(LANES, bool)
-        known[lanes] = defined
+    partly = defined is not None and not defined.all()
     for i in range(words.shape[1]):
         wave.vgpr[row + i, lanes] = words[:, i]
+        known = None
+        if partly:
+            known = np.ones(LANES, bool)
+            known[lanes] = defined[:, 4 * i : 4 * i + 4].all(axis=1)
         wave.set_defined(row + i, known)
 
 
@@ -132,6 +133,16 @@ def collect(wave: Wave, row: int, element: Element, lanes: np.ndarray) -> np.nda
     data = np.ascontiguousarray(words.T).view(np.uint8)
     start = 2 if element.half else 0
     return data[:, start : start + element.size]
+
+
+def _known(wave: Wave, rows: list[int], size: int, lanes: np.ndarray) -> np.ndarray | None:
+    """Which bytes of a store from these registers are a value: bool (lanes, size), None for all."""
+    known = [wave.lanes_defined([row]) for row in rows]
+    if all(register is None for register in known):
+        return None
+    everywhere = np.ones(LANES, bool)
+    columns = [(everywhere if register is None else register)[lanes] for register in known]
+    return np.repeat(np.stack(columns, axis=1), 4, axis=1)[:, :size]
 
 
 # ---- Addresses ----
@@ -345,9 +356,9 @@ def _bind_scratch_store(wave: Wave, inst: Instruction, machine) -> Step:
     def step():
         lanes = active(wave)
         wave.require(rows, "an address")
-        known = wave.lanes_defined(data_rows)
-        known = np.ones(lanes.size, bool) if known is None else known[lanes]
-        wave.scratch.store(offset(lanes), collect(wave, row, element, lanes), lanes, known)
+        data = collect(wave, row, element, lanes)
+        known = _known(wave, data_rows, element.size, lanes)
+        wave.scratch.store(offset(lanes), data, lanes, np.ones(data.shape, bool) if known is None else known)
 
     return step
 
@@ -387,11 +398,6 @@ def _bind_lds_load(wave: Wave, inst: Instruction, machine) -> Step:
     return step
 
 
-def _known(wave: Wave, rows: list[int], lanes: np.ndarray) -> np.ndarray | None:
-    known = wave.lanes_defined(rows)
-    return None if known is None else known[lanes]
-
-
 @binds(*(f"ds_write_{name}" for name in _LDS_STORES))
 def _bind_lds_store(wave: Wave, inst: Instruction, machine) -> Step:
     element, offset = _LDS_ELEMENTS[inst.name.removeprefix("ds_write_")], _lds_offset(inst)
@@ -402,7 +408,7 @@ def _bind_lds_store(wave: Wave, inst: Instruction, machine) -> Step:
         lanes = active(wave)
         wave.require([row], "an LDS address")
         data = collect(wave, source, element, lanes)
-        _lds_store(wave, machine, row, offset, data, lanes, _known(wave, rows, lanes))
+        _lds_store(wave, machine, row, offset, data, lanes, _known(wave, rows, element.size, lanes))
 
     return step
 
@@ -443,7 +449,7 @@ def _bind_lds_store_two(wave: Wave, inst: Instruction, machine) -> Step:
         lanes = active(wave)
         wave.require([row], "an LDS address")
         for source, offset in zip(sources, offsets, strict=True):
-            known = _known(wave, list(range(source, source + element.registers)), lanes)
+            known = _known(wave, list(range(source, source + element.registers)), element.size, lanes)
             _lds_store(wave, machine, row, offset, collect(wave, source, element, lanes), lanes, known)
 
     return step
@@ -461,10 +467,11 @@ def _bind_lds_transpose(wave: Wave, inst: Instruction, machine) -> Step:
         wave.require([row], "an LDS address")
         data, defined = _lds_load(wave, machine, row, offset, 8, lanes)
         raw, known = np.zeros((LANES, 8), np.uint8), np.ones(LANES, bool)
-        raw[lanes], known[lanes] = data, defined
+        raw[lanes], known[lanes] = data, defined.all(axis=1)
         # A column's values come from all 16 lanes of its group.
-        known = np.repeat(known.reshape(4, 16).all(axis=1), 16)
-        deliver(wave, target, element, lanes, transposed(raw, bits)[lanes], known[lanes])
+        known = np.repeat(known.reshape(4, 16).all(axis=1), 16)[lanes]
+        columns = transposed(raw, bits)[lanes]
+        deliver(wave, target, element, lanes, columns, np.broadcast_to(known[:, None], columns.shape))
 
     return step
 
