@@ -230,7 +230,11 @@ def isa_run(
         int | None, typer.Option("--lds", min=0, help="Bytes of LDS given at launch, for an ELF that needs them.")
     ] = None,
     order: Annotated[
-        str | None, typer.Option(help="shuffled or reversed: run the workgroups in another order.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Another order than the plain one: shuffled, reversed, or lockstep (waves take turns).",
+            show_default=False,
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="What random arguments and the shuffled order follow from.")] = 0,
     json_file: Annotated[

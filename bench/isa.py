@@ -55,7 +55,7 @@ def run(request: Request, out: Console, progress_console: Console) -> bool:
     if request.json_file:
         check_json_target(request.json_file)
     if request.order not in ORDERS:
-        raise UserError(f"--order {request.order}: expected {' or '.join(o for o in ORDERS if o)}")
+        raise UserError(f"--order {request.order}: expected one of {', '.join(o for o in ORDERS if o)}")
     grid = _grid(request.grid)
     arguments = [_argument(text, request.seed + i) for i, text in enumerate(request.arguments)]
     with _errors_of_the_machine():

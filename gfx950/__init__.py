@@ -59,7 +59,9 @@ def run(
     args: CPU torch tensors and numpy arrays (any strides; the bytes from the first to the last element are the
     buffer), ints and floats, in the order of the parameters. Uninitialised(tensor) makes reads of bytes that the
     kernel has not written a finding; Unaligned(tensor) puts it at an address aligned to its elements only.
-    order: None for workgroups in order, "reversed", or "shuffled" (by `seed`, the waves between barriers too).
+    order: None for workgroups in order and each wave up to the next barrier; "reversed" for the last workgroup first;
+    "shuffled" for workgroups, and waves between barriers, in an order drawn by `seed`; "lockstep" for the waves of a
+    workgroup by turns, an instruction each.
     progress: called with (workgroups done, workgroups in all).
 
     Raises CodeObjectError for a kernel or arguments that do not fit, UnknownInstructionError for an instruction

@@ -30,7 +30,8 @@ def compile(kernel, args: Sequence, constexprs: Mapping[str, object] | None = No
 
     args: the arguments in the order of the parameters that are no constexpr (torch tensors, numpy arrays, ints,
     floats); their values do not matter, only types, alignment, and divisibility of integers by 16. An integer of 1 is
-    not turned into a constant. constexprs: values by name. options: num_warps, num_stages and what else Triton takes.
+    not turned into a constant. constexprs: values by name. options: num_warps, num_stages and what else Triton takes;
+    enable_fp_fusion is on unless they say otherwise, as in launches up to Triton 3.9.
     Raises CodeObjectError for arguments that do not fit, and Triton's own errors.
     """
     from triton.backends.compiler import GPUTarget
@@ -55,7 +56,9 @@ def compile(kernel, args: Sequence, constexprs: Mapping[str, object] | None = No
         {(i,): constexprs[p.name] for i, p in enumerate(kernel.params) if p.name in constexprs},
         attrs=attributes,
     )
-    compiled = triton_compile(source, target=GPUTarget("hip", "gfx950", 64), options=options)
+    compiled = triton_compile(
+        source, target=GPUTarget("hip", "gfx950", 64), options={"enable_fp_fusion": True} | options
+    )
     return load(
         compiled.asm["hsaco"],
         compiled.metadata.name,

@@ -81,6 +81,12 @@ class CodeObject:
     assembly: str = field(default="", repr=False)
 
     @property
+    def kernarg_size(self) -> int:
+        """Bytes of the kernarg segment; hand-written code objects leave it out of the descriptor."""
+        ends = [argument.offset + argument.size for argument in self.arguments]
+        return max(self.descriptor.kernarg_size, self.metadata.get(".kernarg_segment_size", 0), *ends)
+
+    @property
     def user_arguments(self) -> tuple[Argument, ...]:
         return tuple(argument for argument in self.arguments if not argument.hidden)
 

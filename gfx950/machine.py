@@ -1,7 +1,8 @@
 """The machine: a grid of workgroups, each a few waves with LDS, run instruction by instruction.
 
 Workgroups run one after the other, the waves of a workgroup one after the other from barrier to barrier. That is one of
-the orders the hardware may choose; `order="shuffled"` draws another.
+the orders the hardware may choose; `order="shuffled"` draws another, and with `order="lockstep"` the waves of a workgroup
+take turns, an instruction each.
 """
 
 import struct
@@ -30,7 +31,7 @@ from gfx950.wave import LANE, LANES, Wave
 
 load_all()
 
-ORDERS = (None, "shuffled", "reversed")
+ORDERS = (None, "shuffled", "reversed", "lockstep")
 MAX_INSTRUCTIONS = 20_000_000  # between two barriers of a wave
 PRELOAD_PROLOGUE = 256  # bytes of code for firmware that does not preload arguments
 # Bit of the descriptor's properties → SGPRs that it puts before the arguments. Source: LLVM, AMDGPU user guide.
@@ -102,7 +103,7 @@ class Machine:
     # ---- Arguments ----
 
     def _pack_arguments(self, args: Sequence) -> int:
-        segment = bytearray(self.code.descriptor.kernarg_size)
+        segment = bytearray(self.code.kernarg_size)
         expected = self.code.user_arguments
         mapped: dict[tuple[int, int], int] = {}
         for given, wanted in zip(args, expected, strict=False):
@@ -153,7 +154,7 @@ class Machine:
             for done, group in enumerate(groups):
                 if progress:
                     progress(done, len(groups))
-                self._run_workgroup(group, shuffled=order == "shuffled")
+                self._run_workgroup(group, order)
         return self._result(len(groups))
 
     def _result(self, workgroups: int) -> Result:
@@ -170,20 +171,32 @@ class Machine:
         ]
         return Result(self.code, self.findings.list(), counters)
 
-    def _run_workgroup(self, group: tuple[int, int, int], shuffled: bool) -> None:
+    def _run_workgroup(self, group: tuple[int, int, int], order: str | None) -> None:
         self._workgroup = group
         lds = Lds(self.code.lds_size, self.findings)
         for wave in self._waves:
             wave.reset(lds, Scratch(self.code.descriptor.scratch_size, self.findings), self.rng)
             self._start(wave, group)
+        turn = 1 if order == "lockstep" else MAX_INSTRUCTIONS
         running = list(self._waves)
         while running:
-            if shuffled:
+            if order == "shuffled":
                 self.rng.shuffle(running)
-            for wave in running:
-                self._run_to_barrier(wave)
+            self._run_to_barrier(running, turn)
             running = [wave for wave in self._waves if not wave.ended]
             lds.pass_barrier()
+
+    def _run_to_barrier(self, waves: list[Wave], turn: int) -> None:
+        """Run waves until each has reached a barrier or its end, in turns of so many instructions."""
+        spent = 0
+        while waves:
+            waves = [wave for wave in waves if self._run_wave(wave, turn)]
+            spent += turn
+            if waves and spent >= MAX_INSTRUCTIONS:
+                raise KernelFaultError(
+                    f"{self.code.name}, workgroup {self._workgroup}, wave {self._wave.index}: {spent:,} instructions "
+                    f"without a barrier or an end; the last one was {self.describe()}"
+                )
 
     def _start(self, wave: Wave, group: tuple[int, int, int]) -> None:
         """Registers and first instruction as the hardware sets them up."""
@@ -210,11 +223,12 @@ class Machine:
         entry = descriptor.entry + (PRELOAD_PROLOGUE if descriptor.preload_length else 0)
         wave.resume = (entry - self.code.text[0]) // 4
 
-    def _run_to_barrier(self, wave: Wave) -> None:
+    def _run_wave(self, wave: Wave, count: int) -> bool:
+        """Run so many instructions of a wave; whether it stands at neither a barrier nor its end."""
         steps, following, hits = self._steps[wave.index], self._following, self._hits
         self._wave = wave
         at = wave.resume
-        for _ in range(MAX_INSTRUCTIONS):
+        for _ in range(count):
             step = steps[at] or self._bind(wave, at)
             hits[at] += 1
             wave.at = at
@@ -226,11 +240,9 @@ class Machine:
             else:
                 wave.resume = following[at]
                 wave.ended = jump == END
-                return
-        raise KernelFaultError(
-            f"{self.code.name}, workgroup {self._workgroup}, wave {wave.index}: {MAX_INSTRUCTIONS:,} instructions "
-            f"without a barrier or an end; the last one was {self.describe()}"
-        )
+                return False
+        wave.resume = at
+        return True
 
     def _bind(self, wave: Wave, at: int) -> Step:
         inst = self._instructions[at] or self._decode(at)

@@ -111,7 +111,7 @@ def test_arguments_come_from_files(kernels, tmp_path):
         ("{}:scale", (*COMPILED, "--arg", "randn:float33:4"), "torch has no type float33"),
         ("{}:scale", (*COMPILED, "--arg", "rand:float32:4"), "expected a number; randn"),
         ("{}:scale", (*COMPILED, "--arg", "nowhere.npy"), "no such file"),
-        ("{}:scale", (*COMPILED, "--order", "sorted"), "shuffled or reversed"),
+        ("{}:scale", (*COMPILED, "--order", "sorted"), "expected one of shuffled, reversed, lockstep"),
         ("{}:scale", (*COMPILED, "--lds", "64"), "--lds is for ELF files"),
         ("{}:scale", (*COMPILED, "--json", "nowhere/out.json"), "no folder nowhere"),
         ("{}:broken", ("--arg", "zeros:float32:16", "--constexpr", "BLOCK=16"), "undefined_name"),
