@@ -21,6 +21,12 @@ import torch
 
 from task import input_t, output_t
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the runners on aiter do without
+    triton = tl = None
+
 NUM_HEADS = 16
 QK_HEAD_DIM = 576
 V_HEAD_DIM = 512
@@ -31,20 +37,41 @@ FP8_MAX = 448.0
 
 
 @dataclass(frozen=True)
+class Tile:
+    """What else the fused kernel is told: the cache it reads ("bf16", "fp8" or "mxfp4"), tokens a tile, warps a
+    program, tiles in flight, and who merges several splits: the "last" program of a sequence, or a second "kernel"."""
+
+    cache: str
+    block: int = 64
+    warps: int = 4
+    stages: int = 3
+    merge: str = "last"
+
+
+@dataclass(frozen=True)
 class Plan:
     """How one shape runs.
 
     runner: a key of RUNNERS. num_splits: parts a sequence is cut into, None where aiter picks them. page_size: cache
-    rows a page; above 1 the shipped gfx950 kernels read only the first token of each page, see _check_plan.
+    rows a page; above 1 the shipped gfx950 kernels read only the first token of each page, see _check_plan. tile: for
+    the fused runner alone.
     """
 
     runner: str
     num_splits: int | None = None
     page_size: int = 1
+    tile: Tile | None = None
 
     def __post_init__(self) -> None:
         if type(self.page_size) is not int or (self.num_splits is not None and type(self.num_splits) is not int):
             raise TypeError(f"page_size must be an int and num_splits an int or None: {self}")
+        if self.tile is not None and not isinstance(self.tile, Tile):
+            raise TypeError(f"tile must be a Tile or None: {self}")
+
+    @property
+    def precision(self) -> str:
+        """What is read and rounded, as reference.PRECISIONS names it (a16w8: bf16 q, fp8 cache)."""
+        return FUSED_PRECISIONS[self.tile.cache] if self.tile else RUNNERS[self.runner].precision
 
 
 Table = dict[tuple[int, int], Plan]  # keyed (batch_size, kv_seq_len)
@@ -83,8 +110,42 @@ V50_TABLE: Table = {
     (256, 8192): Plan("a16w8_persistent", num_splits=1, page_size=8),
 }
 
-TABLES: dict[str, Table] = {"gfx950": GFX950_TABLE, "v50": V50_TABLE}
-TABLE_OF_ARCH = {"gfx950": "gfx950"}  # by GPU architecture; one without a table of its own uses DEFAULT_TABLE
+# The fused kernel: the fastest of its bf16 and fp8 plans on an NVIDIA H200 (driver 580.159.04, torch 2.11.0, Triton
+# 3.6.0; L2 flushed, median).
+SM90_TABLE: Table = {
+    (4, 1024): Plan("fused", num_splits=16, tile=Tile("fp8", warps=8, merge="kernel")),
+    (4, 8192): Plan("fused", num_splits=32, tile=Tile("fp8", merge="kernel")),
+    (32, 1024): Plan("fused", num_splits=4, tile=Tile("fp8")),
+    (32, 8192): Plan("fused", num_splits=8, tile=Tile("fp8", merge="kernel")),
+    (64, 1024): Plan("fused", num_splits=2, tile=Tile("fp8")),
+    (64, 8192): Plan("fused", num_splits=4, tile=Tile("fp8")),
+    (256, 1024): Plan("fused", num_splits=1, tile=Tile("fp8")),
+    (256, 8192): Plan("fused", num_splits=1, tile=Tile("fp8")),
+}
+
+
+def _with_tile(table: Table, **changes: object) -> Table:
+    return {shape: replace(plan, tile=replace(plan.tile, **changes)) for shape, plan in table.items()}
+
+
+# The same with the mxfp4 cache, whose error is another: a choice, no default, and not tuned.
+SM90_MXFP4_TABLE: Table = _with_tile(SM90_TABLE, cache="mxfp4")
+
+# The fused kernel on an MI355X: a candidate that nobody has timed there. About 256 programs, one a compute unit.
+GFX950_FUSED_TABLE: Table = {
+    (batch, length): Plan("fused", num_splits=max(1, min(256 // batch, length // 32)), tile=Tile("fp8", 32, 4, 2))
+    for batch, length in GFX950_TABLE
+}
+
+TABLES: dict[str, Table] = {
+    "gfx950": GFX950_TABLE,
+    "gfx950_fused": GFX950_FUSED_TABLE,
+    "sm_90": SM90_TABLE,
+    "sm_90_mxfp4": SM90_MXFP4_TABLE,
+    "v50": V50_TABLE,
+}
+# By GPU architecture; one without a table of its own uses DEFAULT_TABLE.
+TABLE_OF_ARCH = {"gfx950": "gfx950", "sm_90": "sm_90"}
 DEFAULT_TABLE = "gfx950"
 
 # What get_mla_metadata_v1 does on gfx950 (aiter csrc/kernels/mla/metadata/v1_0_device.cuh).
@@ -106,8 +167,8 @@ def _ceil_div(a: int, b: int) -> int:
 class Explanation:
     """What custom_kernel does with a shape.
 
-    plan; why: the reason for it, a sentence; precision: what is read and rounded, as reference.PRECISIONS names it
-    (a16w8: bf16 q, fp8 cache); kernels: what a warm call launches at aiter's contest version, in order.
+    plan; why: the reason for it, a sentence; precision: what is read and rounded, see Plan; kernels: what a warm call
+    launches at aiter's contest version, in order.
     """
 
     plan: Plan
@@ -121,7 +182,8 @@ def plan_for(batch_size: int, kv_seq_len: int, *, table: str | None = None, devi
 
     A shape that is no entry takes the runner of the nearest one: the least |log2(batch ratio)| + |log2(length ratio)|,
     ties to the smaller batch, then the shorter length. Its splits are made anew for the shape, so the plan is always
-    legal; under 196 pages (get_mla_metadata_v1 divides by len // 196) bf16 takes the persistent runners' place.
+    legal; under 196 pages (get_mla_metadata_v1 divides by len // 196) bf16 takes the persistent runners' place. A fused
+    plan is cut into as many programs as its entry, of a tile or more each.
 
     Raises ValueError for an unknown table or a shape below 1, InputError for an entry that its runner cannot carry out.
     """
@@ -133,8 +195,7 @@ def explain(
 ) -> Explanation:
     """The plan for a shape as plan_for finds it, with its reason, precision and launches. Raises as plan_for does."""
     plan, why = _find(batch_size, kv_seq_len, table or _table_of(device))
-    runner = _runner_of(plan)
-    return Explanation(plan, why, runner.precision, runner.kernels(plan))
+    return Explanation(plan, why, plan.precision, _runner_of(plan).kernels(plan))
 
 
 @functools.lru_cache(maxsize=256)
@@ -154,12 +215,16 @@ def _find(batch_size: int, kv_seq_len: int, table: str) -> tuple[Plan, str]:
         return abs(math.log2(batch / batch_size)) + abs(math.log2(length / kv_seq_len)), batch, length
 
     nearest = min(entries, key=distance)
-    plan, note = _fit(entries[nearest], batch_size, kv_seq_len)
+    plan, note = _fit(entries[nearest], nearest[0], batch_size, kv_seq_len)
     return plan, f"no entry in table {table}; runner of the nearest, {nearest}, {note}"
 
 
-def _fit(plan: Plan, batch_size: int, kv_seq_len: int) -> tuple[Plan, str]:
-    """`plan` made legal for another shape, and how."""
+def _fit(plan: Plan, planned_batch: int, batch_size: int, kv_seq_len: int) -> tuple[Plan, str]:
+    """`plan`, which is for `planned_batch` sequences, made legal for another shape, and how."""
+    if plan.tile:
+        programs = plan.num_splits * planned_batch
+        splits = max(1, min(programs // batch_size, _ceil_div(kv_seq_len, plan.tile.block), MAX_FUSED_SPLITS))
+        return replace(plan, num_splits=splits), "with splits that make as many programs"
     page_size = math.gcd(plan.page_size, kv_seq_len)
     pages = kv_seq_len // page_size
     if _runner_of(plan).persistent:
@@ -212,6 +277,8 @@ class Problem(NamedTuple):
     kv_bf16: torch.Tensor
     kv_fp8: torch.Tensor
     kv_scale: torch.Tensor
+    kv_mxfp4: torch.Tensor
+    kv_mxfp4_scales: torch.Tensor
     qo_indptr: torch.Tensor
     kv_indptr: torch.Tensor
     batch_size: int
@@ -263,7 +330,7 @@ def _check_input(data: input_t) -> Problem:
     _check_tensor("kv_data['mxfp4'][0]", codes, (total_kv, 1, QK_HEAD_DIM // 2), _FP4_DTYPES, device)
     _check_mxfp4_scales(scales, total_kv, device)
     return Problem(
-        q, kv_data["bf16"], kv_fp8, kv_scale, qo_indptr, kv_indptr, batch_size, kv_seq_len, sm_scale
+        q, kv_data["bf16"], kv_fp8, kv_scale, codes, scales, qo_indptr, kv_indptr, batch_size, kv_seq_len, sm_scale
     )  # fmt: skip
 
 
@@ -332,6 +399,11 @@ def _runner_of(plan: Plan) -> "Runner":
 def _check_plan(plan: Plan, kv_seq_len: int, kernels_honour_page_size: bool) -> None:
     """Refuse, with an InputError, a plan that its runner cannot carry out for this length."""
     runner, page_size, splits = _runner_of(plan), plan.page_size, plan.num_splits
+    if (plan.tile is not None) != (plan.runner == "fused"):
+        raise InputError(f"plan.tile is for the fused runner, which needs it: {plan}")
+    if plan.tile:
+        _check_tile(plan)
+        return
     if page_size < 1 or page_size & (page_size - 1) or kv_seq_len % page_size:
         raise InputError(f"plan.page_size must be a power of 2 that divides kv_seq_len {kv_seq_len}, got {page_size}")
     if page_size > 1 and not runner.persistent:
@@ -361,6 +433,17 @@ def _check_plan(plan: Plan, kv_seq_len: int, kernels_honour_page_size: bool) -> 
         )
 
 
+def _check_tile(plan: Plan) -> None:
+    tile, splits = plan.tile, plan.num_splits
+    if plan.page_size != 1:
+        raise InputError(f"plan.page_size must be 1 for fused, got {plan.page_size}")
+    if splits is None or not 1 <= splits <= MAX_FUSED_SPLITS:
+        raise InputError(f"plan.num_splits must be 1 … {MAX_FUSED_SPLITS} for fused, got {splits}")
+    for name, allowed in _TILE_CHOICES.items():
+        if getattr(tile, name) not in allowed:
+            raise InputError(f"plan.tile.{name} must be one of {allowed}, got {getattr(tile, name)!r}")
+
+
 def _check_uniform(problem: Problem) -> None:
     """Strict mode: the indptrs must be the uniform ones that the config states. Synchronises."""
     batch_size = problem.batch_size
@@ -377,7 +460,7 @@ def _check_uniform(problem: Problem) -> None:
 
 def _check_range(problem: Problem, plan: Plan) -> None:
     """Strict mode: q must fit the cast that the plan makes. Synchronises."""
-    if RUNNERS[plan.runner].precision == "a8w8" and bool((problem.q.abs() > FP8_MAX).any()):
+    if plan.precision == "a8w8" and bool((problem.q.abs() > FP8_MAX).any()):
         raise InputError(
             f"{plan.runner} casts q to fp8 with scale 1, which holds |q| ≤ {FP8_MAX:.0f}; this q goes beyond. Use bf16 "
             "or a16w8_persistent"
@@ -475,7 +558,13 @@ def _work_lists(
     }
 
 
-_CACHES = (_page_indices, _indptr, _last_page_lens, _unit_scale, _work_lists)
+@functools.lru_cache(maxsize=_KEPT)
+def _tickets(batch_size: int, device: torch.device) -> torch.Tensor:
+    """A counter for each sequence, by which the fused kernel finds its last program; every call leaves them at zero."""
+    return torch.zeros(batch_size, dtype=torch.int32, device=device)
+
+
+_CACHES = (_page_indices, _indptr, _last_page_lens, _unit_scale, _work_lists, _tickets)
 
 
 def clear_caches() -> None:
@@ -484,7 +573,8 @@ def clear_caches() -> None:
         cache.cache_clear()
 
 
-# ---- The runners: each writes `output` (batch, 16, 512) bfloat16; a new one is such a function and its RUNNERS entry
+# ---- The runners on aiter: each writes `output` (batch, 16, 512) bfloat16; a new one is such a function and its entry
+# in RUNNERS
 
 _PASSED = (
     "page_size",
@@ -590,11 +680,390 @@ def run_a8w8_persistent(problem: Problem, plan: Plan, output: torch.Tensor) -> N
     )  # fmt: skip
 
 
+# ---- The fused kernel: one Triton source for NVIDIA, AMD and Triton's interpreter ----
+
+FUSED_PRECISIONS = {"bf16": "a16w16", "fp8": "a16w8", "mxfp4": "a16w4"}
+MAX_FUSED_SPLITS = 128  # _merge_kernel holds all parts of a head at once
+_TILE_CHOICES = {
+    "cache": tuple(FUSED_PRECISIONS),
+    "block": (16, 32, 64, 128),
+    "warps": (1, 2, 4, 8),
+    "stages": (1, 2, 3, 4),
+    "merge": ("last", "kernel"),
+}
+# LAYOUT: how the elements of a cache tile hold values: one each, two e4m3 in an int16, or four e2m1 in an int16.
+# Element c of a row holds the dims groups × c, groups × c + 1, …; what is g-th in all elements makes up group g.
+# Nothing is ever interleaved: each group has its own products and its own accumulator.
+_GROUPS = {"one": 1, "fp8 pair": 2, "fp4 quad": 4}
+
+_jit = triton.jit if triton else lambda function: function
+constexpr = tl.constexpr if triton else None
+
+
+@_jit
+def _fp8_group(x, GROUP: constexpr, KEYS: constexpr, PTX: constexpr, COMPUTE: constexpr):
+    """Group GROUP of a tile of fp8 pairs. On NVIDIA, where neighbours in a register are tokens, a byte of each of two
+    elements is picked and converted with one instruction. Where they are dims (KEYS), the two bytes of one element are
+    converted as they lie: group 0 then holds the dims 4j and 4j + 1, group 1 the others."""
+    if PTX and KEYS:
+        return tl.inline_asm_elementwise(
+            f"{{.reg .b16 h0, h1; mov.b32 {{h0, h1}}, $1; cvt.rn.f16x2.e4m3x2 $0, h{GROUP};}}",
+            "=r,r", [x], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif PTX:
+        return tl.inline_asm_elementwise(
+            f"{{.reg .b16 h0, h1; .reg .b32 p; prmt.b32 p, $1, 0, {0x4420 + 0x11 * GROUP}; "
+            f"mov.b32 {{h0, h1}}, p; cvt.rn.f16x2.e4m3x2 $0, h0;}}",
+            "=r,r", [x], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        # The 4 exponent bits of e4m3 (bias 7) are the low ones of float16's 5 (bias 15): 2^8 makes up for it.
+        byte = (x.to(tl.int32) >> (8 * GROUP)) & 0xFF
+        bits = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
+        return (bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(COMPUTE)
+
+
+@_jit
+def _fp4_group(x, scale, GROUP: constexpr, PTX: constexpr, COMPUTE: constexpr):
+    """Group GROUP of a tile of fp4 quads, times the scales. On NVIDIA two elements at a time: the 3 bits of size become
+    the lowest exponent bits and the highest mantissa bit of a bfloat16, 2^126 makes up for the bias."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            f"{{.reg .b32 n, m, s, u; shr.u32 n, $1, {4 * GROUP}; shl.b32 m, n, 6; and.b32 m, m, 0x01c001c0; "
+            "shl.b32 s, n, 12; lop3.b32 m, s, 0x80008000, m, 0xea; "
+            "mov.b32 u, 0x7e807e80; mul.rn.bf16x2 m, m, u; mul.rn.bf16x2 $0, m, $2;}",
+            "=r,r,r", [x, scale], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        # e2m1 (bias 1) in the low exponent bits of float16 (bias 15): 2^14 makes up for it.
+        nibble = (x.to(tl.int32) >> (4 * GROUP)) & 0xF
+        bits = ((nibble & 8) << 12) | ((nibble & 7) << 9)
+        return (bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0 * scale).to(COMPUTE)
+
+
+@_jit
+def _group(x, scale, GROUP: constexpr, LAYOUT: constexpr, KEYS: constexpr, PTX: constexpr, COMPUTE: constexpr):
+    """Group GROUP of a tile (tokens, elements), in the type of the matrix products; transposed if KEYS."""
+    if KEYS:
+        x = x.T
+    if LAYOUT == "fp8 pair":
+        return _fp8_group(x, GROUP, KEYS, PTX, COMPUTE)
+    elif LAYOUT == "fp4 quad":
+        return _fp4_group(x, scale.T if KEYS else scale, GROUP, PTX, COMPUTE)
+    else:
+        return x.to(COMPUTE)
+
+
+@_jit
+def _block_scales(scales_ptr, rows, columns, inside, COMPUTE: constexpr):
+    """2^(E8M0 code − 127) for each row and element: 8 elements, 32 dims, share a code."""
+    code = tl.load(scales_ptr + rows[:, None] + columns[None, :] // 8, mask=inside, other=127).to(tl.int32)
+    # bfloat16 and float32 have E8M0's exponents; its least, 2^-127, is a denormal of theirs.
+    bits = tl.where(code == 0, 0x00400000, code << 23)
+    return bits.to(tl.float32, bitcast=True).to(COMPUTE)
+
+
+@_jit
+def _store_groups(row_ptr, sums, factor, GROUPS: constexpr):
+    """Write (16, 512) at row_ptr: dim GROUPS × c + g is column c of the g-th of sums, times its head's factor."""
+    if GROUPS == 1:
+        whole = sums[0]
+    elif GROUPS == 2:
+        whole = tl.reshape(tl.join(sums[0], sums[1]), [16, 512])
+    else:
+        whole = tl.reshape(tl.join(tl.join(sums[0], sums[2]), tl.join(sums[1], sums[3])), [16, 512])
+    heads, dims = tl.arange(0, 16), tl.arange(0, 512)
+    whole = whole * factor[:, None]
+    tl.store(row_ptr + heads[:, None] * 512 + dims[None, :], whole.to(row_ptr.dtype.element_ty))
+
+
+@_jit
+def _merge_parts(partial_ptr, lse_ptr, out_ptr, batch, splits, cache_scale):
+    """The parts of a sequence, weighted by their lse, into its output; zeros where no part had a token."""
+    heads, dims = tl.arange(0, 16), tl.arange(0, 512)
+    first = batch.to(tl.int64) * splits
+    peak = tl.full([16], float("-inf"), tl.float32)
+    for split in tl.range(0, splits, num_stages=4):
+        peak = tl.maximum(peak, tl.load(lse_ptr + (first + split) * 16 + heads))
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.zeros([16], tl.float32)
+    sums = tl.zeros([16, 512], tl.float32)
+    for split in tl.range(0, splits, num_stages=4):
+        part = first + split
+        share = tl.exp2(tl.load(lse_ptr + part * 16 + heads) - peak)
+        values = tl.load(partial_ptr + part * 8192 + heads[:, None] * 512 + dims[None, :])
+        sums += values.to(tl.float32) * share[:, None]
+        total += share
+    factor = tl.where(total > 0, cache_scale / tl.maximum(total, 1e-37), 0.0)
+    rows = out_ptr + batch.to(tl.int64) * 8192 + heads[:, None] * 512
+    tl.store(rows + dims[None, :], (sums * factor[:, None]).to(out_ptr.dtype.element_ty))
+
+
+@_jit
+def _merge_kernel(
+    partial_ptr, lse_ptr, scale_ptr, out_ptr, splits, PARTS: constexpr, SCALED: constexpr, PDL: constexpr
+):
+    """Program (h, b) merges the parts of head h of sequence b, up to PARTS of them at once, a power of two."""
+    head, batch = tl.program_id(0), tl.program_id(1)
+    parts, dims = tl.arange(0, PARTS), tl.arange(0, 512)
+    rows = (batch.to(tl.int64) * splits + parts) * 16 + head
+    cache_scale = tl.load(scale_ptr) if SCALED else 1.0
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    lse = tl.load(lse_ptr + rows, mask=parts < splits, other=float("-inf"))
+    values = tl.load(partial_ptr + rows[:, None] * 512 + dims[None, :], mask=(parts < splits)[:, None], other=0.0)
+    peak = tl.max(lse, 0)
+    shares = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))
+    total = tl.sum(shares, 0)
+    sums = tl.sum(values.to(tl.float32) * shares[:, None], 0)
+    factor = tl.where(total > 0, cache_scale / tl.maximum(total, 1e-37), 0.0)
+    tl.store(out_ptr + (batch.to(tl.int64) * 16 + head) * 512 + dims, (sums * factor).to(out_ptr.dtype.element_ty))
+
+
+@_jit
+def _queries(q_ptr, first, columns, GROUP: constexpr, GROUPS: constexpr, PAIRED: constexpr):
+    """The dims of q that group GROUP of a tile's elements `columns` meets, (16, columns) float32."""
+    dims = columns // 2 * 4 + columns % 2 + 2 * GROUP if PAIRED else columns * GROUPS + GROUP
+    return tl.load(q_ptr + tl.arange(0, 16)[:, None] * 576 + first + dims[None, :]).to(tl.float32)
+
+
+@_jit
+def _fused_kernel(
+    q_ptr,
+    cache_ptr,
+    scale_ptr,
+    kv_indptr,
+    partial_ptr,
+    lse_ptr,
+    tickets_ptr,
+    out_ptr,
+    sm_scale,
+    scale_row,
+    LAYOUT: constexpr,
+    GROUPS: constexpr,
+    SCALED: constexpr,
+    BLOCK: constexpr,
+    MERGE: constexpr,
+    COMPUTE: constexpr,
+    PTX: constexpr,
+    PDL: constexpr,
+):
+    """Program (s, b) attends to the s-th part of sequence b; with several parts it leaves a partial result and its lse.
+
+    Each tile of tokens is loaded once and is key and value. MERGE: "none" for one part, which writes the output;
+    "last": the program that takes the last ticket of its sequence merges; "kernel": _merge_kernel does.
+    """
+    split, batch, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    start, end = tl.load(kv_indptr + batch), tl.load(kv_indptr + batch + 1)
+    per_split = tl.cdiv(tl.cdiv(end - start, splits), BLOCK) * BLOCK
+    first = split * per_split
+    count = tl.minimum(end - start - first, per_split)
+
+    WIDTH: constexpr = 512 // GROUPS  # elements of a row that are value and key; the rest, key only
+    REST: constexpr = 64 // GROUPS
+    ROW: constexpr = WIDTH + REST
+    PAIRED: constexpr = PTX and LAYOUT == "fp8 pair"
+    NOTHING: constexpr = 0.0 if LAYOUT == "one" else 0
+    tokens, columns, rest = tl.arange(0, BLOCK), tl.arange(0, WIDTH), tl.arange(0, REST)
+
+    q_row = q_ptr + batch.to(tl.int64) * (16 * 576)
+    q = ()
+    q_rest = ()
+    top = tl.zeros([16], tl.float32)
+    for g in tl.static_range(GROUPS):
+        q = q + (_queries(q_row, 0, columns, g, GROUPS, PAIRED),)
+        q_rest = q_rest + (_queries(q_row, 512, rest, g, GROUPS, PAIRED),)
+        top = tl.maximum(top, tl.maximum(tl.max(tl.abs(q[g]), 1), tl.max(tl.abs(q_rest[g]), 1)))
+    # A power of two a head brings q into the range of float16.
+    exponent = tl.floor(tl.log2(tl.maximum(top, 1e-30)))
+    q_ready = ()
+    rest_ready = ()
+    for g in tl.static_range(GROUPS):
+        q_ready = q_ready + ((q[g] * tl.exp2(-exponent)[:, None]).to(COMPUTE),)
+        rest_ready = rest_ready + ((q_rest[g] * tl.exp2(-exponent)[:, None]).to(COMPUTE),)
+    cache_scale = tl.load(scale_ptr) if SCALED else 1.0
+    to_log2 = sm_scale * 1.4426950408889634 * cache_scale * tl.exp2(exponent)
+
+    tile_ptr = cache_ptr + (start + first).to(tl.int64) * ROW
+    offsets = tokens[:, None] * ROW + columns[None, :]
+    rest_offsets = tokens[:, None] * ROW + WIDTH + rest[None, :]
+    scales_ptr = scale_ptr + (start + first).to(tl.int64) * scale_row
+    peak = tl.full([16], float("-inf"), tl.float32)
+    weight = tl.zeros([16, BLOCK], tl.float32)
+    sums = ()
+    for _ in tl.static_range(GROUPS):
+        sums = sums + (tl.zeros([16, WIDTH], tl.float32),)
+
+    for at in range(0, count, BLOCK):
+        inside = (tokens < count - at)[:, None]
+        tile = tl.load(tile_ptr + offsets, mask=inside, other=NOTHING)
+        tile_rest = tl.load(tile_ptr + rest_offsets, mask=inside, other=NOTHING)
+        tile_ptr += BLOCK * ROW
+        scales = 1.0
+        scales_rest = 1.0
+        if LAYOUT == "fp4 quad":
+            scales = _block_scales(scales_ptr, tokens * scale_row, columns, inside, COMPUTE)
+            scales_rest = _block_scales(scales_ptr + 16, tokens * scale_row, rest, inside, COMPUTE)
+            scales_ptr += BLOCK * scale_row
+        # A product for each group and one for the rest: chains that do not wait for each other.
+        scores = tl.zeros([16, BLOCK], tl.float32)
+        for g in tl.static_range(GROUPS):
+            keys = _group(tile, scales, g, LAYOUT, True, PTX, COMPUTE)
+            keys_rest = _group(tile_rest, scales_rest, g, LAYOUT, True, PTX, COMPUTE)
+            chain = tl.dot(q_ready[g], keys, input_precision="ieee")
+            scores += tl.dot(rest_ready[g], keys_rest, chain, input_precision="ieee")
+        scores = tl.where((tokens < count - at)[None, :], scores * to_log2[:, None], float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        fade = tl.exp2(peak - new_peak)
+        probabilities = tl.exp2(scores - new_peak[:, None])
+        weight = weight * fade[:, None] + probabilities
+        peak = new_peak
+        chances = probabilities.to(COMPUTE)
+        faded = ()
+        for g in tl.static_range(GROUPS):
+            values = _group(tile, scales, g, LAYOUT, False, PTX, COMPUTE)
+            faded = faded + (tl.dot(chances, values, sums[g] * fade[:, None], input_precision="ieee"),)
+        sums = faded
+
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    total = tl.sum(weight, 1)
+    share = tl.where(total > 0, 1.0 / tl.maximum(total, 1e-37), 0.0)
+    if MERGE == "none":
+        _store_groups(out_ptr + batch.to(tl.int64) * 8192, sums, share * cache_scale, GROUPS)
+    else:
+        part = batch.to(tl.int64) * splits + split
+        _store_groups(partial_ptr + part * 8192, sums, share, GROUPS)
+        lse = tl.where(total > 0, peak + tl.log2(tl.maximum(total, 1e-37)), float("-inf"))
+        tl.store(lse_ptr + part * 16 + tl.arange(0, 16), lse)
+    if MERGE == "last":
+        tl.debug_barrier()
+        ticket = tl.atomic_add(tickets_ptr + batch, 1, sem="acq_rel")
+        if ticket == splits - 1:
+            tl.store(tickets_ptr + batch, 0)
+            _merge_parts(partial_ptr, lse_ptr, out_ptr, batch, splits, cache_scale)
+
+
+class Launch(NamedTuple):
+    """One launch of a Triton kernel: kernel[grid](**arguments, **constants, **options)."""
+
+    kernel: Callable
+    grid: tuple[int, ...]
+    arguments: dict[str, object]
+    constants: dict[str, object]
+    options: dict[str, int | bool]
+
+
+def fused_launches(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    scale: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    sm_scale: float,
+    plan: Plan,
+    output: torch.Tensor,
+    tickets: torch.Tensor,
+    target: str,
+) -> list[Launch]:
+    """What the fused runner launches, in order, for sequences of any lengths, 0 included (their output is zeros).
+
+    q (batch, 16, 576) bfloat16; cache: all sequences' rows one after the other, (total_kv, 1, 576) bfloat16 or
+    float8_e4m3fn, or (total_kv, 1, 288) bytes of fp4, as plan.tile.cache says; scale: (1,) float32 for fp8, for mxfp4
+    the E8M0 codes (total_kv or more, 18 or more), else any; kv_indptr (batch + 1,) int32, read on the device only;
+    output (batch, 16, 512) of any floating type; tickets (batch,) int32, zero before and after.
+    target: "nvidia", "amd", or "interpreter", where products are in float32.
+    """
+    tile, splits, batch = plan.tile, plan.num_splits, q.shape[0]
+    scaled = tile.cache == "fp8"
+    layout, scale_row = "one", 0
+    if tile.cache == "mxfp4":
+        layout, scale_row = "fp4 quad", scale.stride(0)
+        cache, scale = cache.view(torch.uint8).view(torch.int16), scale.view(torch.uint8)
+    elif scaled and target != "amd":
+        layout, cache = "fp8 pair", cache.view(torch.int16)
+    compute = tl.float32 if target == "interpreter" else tl.float16 if layout == "fp8 pair" else tl.bfloat16
+    merge = "none" if splits == 1 else tile.merge
+    # float16 holds what is left of an fp8 cache before its scale is applied; other formats have the range of float32.
+    parts = 0 if splits == 1 else batch * splits * NUM_HEADS
+    partial = q.new_empty(parts * V_HEAD_DIM, dtype=torch.float16 if scaled else torch.float32)
+    lse = q.new_empty(parts, dtype=torch.float32)
+    overlap = target == "nvidia" and merge == "kernel"
+    decode = Launch(
+        _fused_kernel,
+        (splits, batch),
+        {
+            "q_ptr": q,
+            "cache_ptr": cache,
+            "scale_ptr": scale,
+            "kv_indptr": kv_indptr,
+            "partial_ptr": partial,
+            "lse_ptr": lse,
+            "tickets_ptr": tickets,
+            "out_ptr": output,
+            "sm_scale": sm_scale,
+            "scale_row": scale_row,
+        },
+        {
+            "LAYOUT": layout,
+            "GROUPS": _GROUPS[layout],
+            "SCALED": scaled,
+            "BLOCK": tile.block,
+            "MERGE": merge,
+            "COMPUTE": compute,
+            "PTX": target == "nvidia",
+            "PDL": overlap,
+        },
+        {"num_warps": tile.warps, "num_stages": tile.stages},
+    )
+    if merge != "kernel":
+        return [decode]
+    combine = Launch(
+        _merge_kernel,
+        (NUM_HEADS, batch),
+        {"partial_ptr": partial, "lse_ptr": lse, "scale_ptr": scale, "out_ptr": output, "splits": splits},
+        {"PARTS": 1 << (splits - 1).bit_length(), "SCALED": scaled, "PDL": overlap},
+        {"num_warps": 4} | ({"launch_pdl": True} if overlap else {}),
+    )
+    return [decode, combine]
+
+
+def run_fused(problem: Problem, plan: Plan, output: torch.Tensor) -> None:
+    """bf16 q on the cache that plan.tile names, each byte of it read once; ranges come from kv_indptr on the device.
+
+    Two calls for the same batch size must not run at the same time on one device: they share the tickets.
+    """
+    device = problem.q.device
+    cache, scale = {
+        "bf16": (problem.kv_bf16, _unit_scale(device)),
+        "fp8": (problem.kv_fp8, problem.kv_scale),
+        "mxfp4": (problem.kv_mxfp4, problem.kv_mxfp4_scales),
+    }[plan.tile.cache]
+    tickets = _tickets(problem.batch_size, device)
+    target = _triton_target(device)
+    for kernel, grid, arguments, constants, options in fused_launches(
+        problem.q, cache, scale, problem.kv_indptr, problem.sm_scale, plan, output, tickets, target
+    ):
+        kernel[grid](**arguments, **constants, **options)
+
+
+def _triton_target(device: torch.device) -> str:
+    """What the fused kernel is compiled for. Raises RuntimeError where it cannot run."""
+    if triton is None:
+        raise RuntimeError("the fused runner needs Triton: pip install triton, or choose another plan")
+    if device.type == "cuda":
+        return "amd" if torch.version.hip else "nvidia"
+    if isinstance(_fused_kernel, triton.JITFunction):
+        raise RuntimeError(
+            f"the fused runner is a Triton kernel and q is on {device}: use a GPU, or have it interpreted, by setting "
+            "TRITON_INTERPRET=1 before the start"
+        )
+    return "interpreter"
+
+
 @dataclass(frozen=True)
 class Runner:
-    """A way to run a Plan: the function, the precision it reads at, its launches in order (as aiter's contest version
-    names
-    them), and whether it follows a work list."""
+    """A way to run a Plan: the function, the precision it reads at ("" where the tile's cache decides), whether it
+    follows a work list, its launches in order (as aiter's contest version names them), and whether aiter makes them."""
 
     run: Callable[[Problem, Plan, torch.Tensor], None]
     precision: str
@@ -602,10 +1071,11 @@ class Runner:
     first: tuple[str, ...]
     reduce: str
     one_split_is_final: bool = False
+    on_aiter: bool = True
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
         """What a warm call with `plan` launches."""
-        if self.one_split_is_final and plan.num_splits == 1:
+        if (self.one_split_is_final and plan.num_splits == 1) or (plan.tile and plan.tile.merge == "last"):
             return self.first
         return (*self.first, self.reduce)
 
@@ -627,6 +1097,7 @@ RUNNERS: dict[str, Runner] = {
     "a8w8_persistent": Runner(
         run_a8w8_persistent, "a8w8", True, (_CAST, "mla_a8w8_qh16_qseqlen1_gqaratio16_ps"), "kn_mla_reduce_v1"
     ),
+    "fused": Runner(run_fused, "", False, ("_fused_kernel",), "_merge_kernel", one_split_is_final=True, on_aiter=False),
 }
 
 
@@ -654,13 +1125,16 @@ def custom_kernel(
     only as long as they do: until clear_caches(), or until as many other shapes have come by as are kept.
 
     Raises InputError (a ValueError) before any launch for data or a plan that the kernels do not take, RuntimeError
-    without a usable aiter, and in strict mode FloatingPointError for an output with NaN or infinity.
+    without a usable aiter or Triton, and in strict mode FloatingPointError for an output with NaN or infinity.
     """
     problem = _check_input(data)
     if plan is None:
         plan = plan_for(problem.batch_size, problem.kv_seq_len, device=problem.q.device)
     _check_plan(plan, problem.kv_seq_len, kernels_honour_page_size)
-    _aiter()
+    if RUNNERS[plan.runner].on_aiter:
+        _aiter()
+    else:
+        _triton_target(problem.q.device)
     if strict:
         _check_uniform(problem)
         _check_range(problem, plan)

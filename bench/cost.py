@@ -25,7 +25,7 @@ from task import input_t
 import aiter  # isort: skip (reference has chosen it)
 
 SHAPE = (4, 1024)
-PLANS = {name: Plan(name, 4 if RUNNERS[name].persistent else 1) for name in RUNNERS}
+PLANS = {name: Plan(name, 4 if runner.persistent else 1) for name, runner in RUNNERS.items() if runner.on_aiter}
 _CALLS, _ROUNDS = 500, 9
 
 
@@ -51,7 +51,7 @@ def measure(device: torch.device | None = None) -> list[Cost]:
     """The cost of every runner at SHAPE, on `device` (by default the GPU, if there is one)."""
     data = generate_input(SHAPE[0], 1, SHAPE[1], 0, device=device or default_device())
     with _nothing_behind() as arguments:
-        return [_measure(name, data, arguments) for name in RUNNERS]
+        return [_measure(name, data, arguments) for name in PLANS]
 
 
 @contextmanager

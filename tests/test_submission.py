@@ -45,6 +45,7 @@ PLANS = {
     "a8w8_persistent": [Plan("a8w8_persistent", num_splits=1), Plan("a8w8_persistent", num_splits=4)],
 }
 ALL_PLANS = [plan for plans in PLANS.values() for plan in plans]
+ON_AITER = [name for name, runner in RUNNERS.items() if runner.on_aiter]  # test_fused.py has the others
 
 
 def _id(plan: Plan) -> str:
@@ -54,15 +55,14 @@ def _id(plan: Plan) -> str:
 def _judge(data, plan: Plan | None = None, **options):
     output = custom_kernel(data, plan=plan, strict=True)
     batch, length = data[4]["batch_size"], data[4]["kv_seq_len"]
-    precision = RUNNERS[(plan or plan_for(batch, length)).runner].precision
-    return check_exact(data, output, precision, **options)
+    return check_exact(data, output, (plan or plan_for(batch, length)).precision, **options)
 
 
 # ---- Exact ----
 
 
 def test_every_runner_is_planned_here():
-    assert set(PLANS) == set(RUNNERS)
+    assert set(PLANS) == set(ON_AITER)
 
 
 @pytest.mark.parametrize(("batch", "length"), [(4, 397), (32, 200), (32, 397), (64, 397), (256, 200)])
@@ -155,7 +155,7 @@ def test_calls_do_not_touch_their_inputs_or_each_other(plan):
 
 @on_portable
 @settings(max_examples=60, deadline=None)
-@given(runner=st.sampled_from(list(RUNNERS)), batch=st.integers(1, 300), length=st.integers(1, 9000), data=st.data())
+@given(runner=st.sampled_from(ON_AITER), batch=st.integers(1, 300), length=st.integers(1, 9000), data=st.data())
 def test_any_plan_is_exact_or_clearly_refused(runner, batch, length, data):
     """Every runner over all shapes, with any number of splits; computed where that is cheap."""
     splits = data.draw(st.none() | st.integers(-1, 40), label="splits")
@@ -178,7 +178,7 @@ def _refusal(plan: Plan, length: int) -> str | None:
 
 # ---- The range of the runners that cast q to fp8 ----
 
-CASTING = [plan for plan in ALL_PLANS if RUNNERS[plan.runner].precision == "a8w8"]
+CASTING = [plan for plan in ALL_PLANS if plan.precision == "a8w8"]
 
 
 @pytest.mark.parametrize("plan", CASTING, ids=_id)
@@ -270,7 +270,7 @@ def test_a_graph_replays_on_new_values(plan, monkeypatch):
         data[1]["fp8"][1].copy_(source[1]["fp8"][1].clone())
         graph.replay()
         assert torch.equal(output, custom_kernel(data, plan=plan))
-        assert check_exact(data, output, RUNNERS[plan.runner].precision).ok
+        assert check_exact(data, output, plan.precision).ok
 
 
 @on_gpu
@@ -406,7 +406,7 @@ def test_plans_hold_whole_numbers(numbers):
 
 
 def test_lookup_refusals():
-    with pytest.raises(ValueError, match="unknown table 'v51', expected one of gfx950, v50"):
+    with pytest.raises(ValueError, match=r"unknown table 'v51', expected one of gfx950, .*v50"):
         plan_for(4, 1024, table="v51")
     for shape in ((0, 5), (5, 0), (-1, 5)):
         with pytest.raises(ValueError, match="must be 1 or more"):
@@ -493,7 +493,7 @@ def test_a_warm_call_issues_views_an_allocation_and_the_cast(plan, recorder):
     with _Operators() as operators:
         custom_kernel(data, plan=plan)
     expected = ["empty", "view"]
-    if RUNNERS[plan.runner].precision == "a8w8":
+    if plan.precision == "a8w8":
         expected.insert(1, "_to_copy")
     assert operators.names == expected
     assert len(recorder) == 2

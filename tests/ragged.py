@@ -1,0 +1,58 @@
+"""Ragged sequences for the fused kernel, with float64 attention over what their cache holds."""
+
+import torch
+
+from reference import quantize_fp8, quantize_mxfp4
+from submission import Plan, Tile, fused_launches
+from tests.oracle import mxfp4_values, numpy_of
+
+SM_SCALE = 1 / 24
+CACHES = ("bf16", "fp8", "mxfp4")
+RAGGED = [70, 0, 1, 33]
+
+
+class Ragged:
+    """Sequences of any lengths with a cache in one format, and float64 attention over what that format holds."""
+
+    def __init__(self, lengths: list[int], cache: str, seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        self.lengths = lengths
+        self.q = torch.randn(len(lengths), 16, 576, generator=generator).bfloat16()
+        kv = torch.randn(max(sum(lengths), 1), 1, 576, generator=generator).bfloat16()
+        self.indptr = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+        self.hold(kv, cache)
+        self.out = torch.full((len(lengths), 16, 512), torch.nan)
+        self.tickets = torch.zeros(len(lengths), dtype=torch.int32)
+
+    def hold(self, kv: torch.Tensor, cache: str) -> None:
+        """Quantise (total, 1, 576) bfloat16, and keep what that leaves in float64."""
+        self.cache, self.scale = kv, torch.ones(1)
+        if cache == "fp8":
+            self.cache, self.scale = quantize_fp8(kv)
+        if cache == "mxfp4":
+            self.cache, self.scale = quantize_mxfp4(kv)
+            self.held = mxfp4_values(numpy_of(self.cache)[:, 0], numpy_of(self.scale))
+        else:
+            self.held = numpy_of(self.cache)[:, 0] * numpy_of(self.scale)
+
+    def launches(self, plan: Plan, target: str) -> list:
+        return fused_launches(
+            self.q, self.cache, self.scale, self.indptr, SM_SCALE, plan, self.out, self.tickets, target
+        )
+
+    def errors(self) -> list[float]:
+        """Relative L2 of each sequence; of an empty one, the largest element."""
+        errors = []
+        for i, length in enumerate(self.lengths):
+            got = self.out[i].double().cpu()
+            if length:
+                rows = torch.from_numpy(self.held[self.indptr[i] : self.indptr[i + 1]])
+                exact = torch.softmax(self.q[i].double().cpu() @ rows.T * SM_SCALE, -1) @ rows[:, :512]
+                errors.append(((got - exact).norm() / exact.norm()).item())
+            else:
+                errors.append(got.abs().max().item())
+        return errors
+
+
+def fused_plan(cache: str, splits: int, block: int = 32, merge: str = "last", warps: int = 4, stages: int = 2) -> Plan:
+    return Plan("fused", num_splits=splits, tile=Tile(cache, block, warps, stages, merge))

@@ -1,0 +1,157 @@
+"""The fused kernel: compiled for gfx950 and run there, instruction by instruction; on a GPU for real. Plans, tables and
+refusals besides. test_fused_interpreted.py has it interpreted."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import submission
+from reference import check_exact, generate_input
+from submission import InputError, Plan, Tile, custom_kernel, plan_for
+from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
+
+triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
+
+# ---- gfx950 machine code ----
+
+
+@pytest.mark.parametrize(
+    ("cache", "lengths", "splits", "merge"),
+    [
+        *((cache, RAGGED, 1, "last") for cache in CACHES),
+        *((cache, [130, 0, 1], 3, "last") for cache in CACHES),
+        *((cache, [65, 1], 2, "kernel") for cache in CACHES),
+    ],
+)
+def test_on_gfx950(cache, lengths, splits, merge):
+    """The AMD back end's code, twice in a row in shuffled orders: within gate A's budget, nothing for the sanitizer to
+    report, and every byte of the cache read exactly once."""
+    gfx950 = pytest.importorskip("gfx950", reason="needs the gfx950 extra: pip install -e '.[gfx950]'")
+    case = Ragged(lengths, cache, seed=21)
+    case.out = case.out.bfloat16()
+    for seed in range(2):
+        case.out.fill_(torch.nan)
+        results = []
+        for kernel, grid, arguments, constants, options in case.launches(fused_plan(cache, splits, merge=merge), "amd"):
+            fresh = ("out_ptr", "partial_ptr", "lse_ptr") if kernel is submission._fused_kernel else ("out_ptr",)
+            args = [gfx950.Uninitialised(a) if name in fresh else a for name, a in arguments.items()]
+            results.append(gfx950.run(kernel, grid, args, constexprs=constants, order="shuffled", seed=seed, **options))
+            assert results[-1].ok, "\n".join(map(str, results[-1].findings))
+        assert max(case.errors()) < 0.004
+        assert not case.tickets.any()
+        read = next(b for b in results[0].counters.buffers if b.name == "cache_ptr")
+        assert read.bytes_read == read.distinct_bytes_read == read.size
+
+
+@pytest.mark.parametrize("shape", sorted(submission.GFX950_FUSED_TABLE), ids=str)
+@pytest.mark.parametrize("cache", CACHES)
+def test_the_compiler_for_gfx950_reports_no_trouble(cache, shape):
+    """No spills, LDS and registers that fit, bf16 MFMA, 16-byte loads, transposed LDS reads."""
+    gfx950 = pytest.importorskip("gfx950", reason="needs the gfx950 extra: pip install -e '.[gfx950]'")
+    planned = submission.GFX950_FUSED_TABLE[shape]
+    # mxfp4 spills scalars when it is pipelined.
+    tile = replace(planned.tile, cache=cache, stages=1 if cache == "mxfp4" else planned.tile.stages)
+    plan = replace(planned, tile=tile)
+    case = Ragged([64], cache, seed=1)
+    case.out = case.out.bfloat16()
+    launch = case.launches(plan, "amd")[0]
+    code = gfx950.compile(launch.kernel, list(launch.arguments.values()), launch.constants, **launch.options)
+    assert code.metadata[".vgpr_spill_count"] == code.metadata[".sgpr_spill_count"] == 0
+    assert code.descriptor.scratch_size == 0
+    assert code.lds_size <= 160 * 1024
+    assert code.metadata[".vgpr_count"] <= 512
+    for wanted in (r"v_mfma_f32_16x16x32_bf16", r"(global|buffer)_load_(lds_)?dwordx4", r"ds_read_b64_tr_b16"):
+        assert re.search(wanted, code.assembly), wanted
+
+
+# ---- On a GPU ----
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("splits", "merge", "block", "warps"), [(1, "last", 64, 4), (5, "last", 32, 4), (5, "kernel", 64, 8)]
+)
+@pytest.mark.parametrize("cache", CACHES)
+def test_on_a_gpu(cache, splits, merge, block, warps):
+    case = Ragged([700, 0, 1, 33, 129], cache, seed=31)
+    case.out = case.out.bfloat16()
+    for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
+        setattr(case, name, getattr(case, name).cuda())
+    target = submission._triton_target(case.q.device)
+    for _ in range(3):
+        case.out.fill_(torch.nan)
+        plan = fused_plan(cache, splits, block, merge, warps)
+        for kernel, grid, arguments, constants, options in case.launches(plan, target):
+            kernel[grid](**arguments, **constants, **options)
+        assert max(case.errors()) < 0.004
+        assert not case.tickets.any()
+
+
+@on_gpu
+@pytest.mark.parametrize("table", ["sm_90", "sm_90_mxfp4", "gfx950_fused"])
+@pytest.mark.parametrize("shape", [(4, 1024), (32, 1024), (4, 8192), (3, 777)], ids=str)
+def test_the_tables_on_a_gpu(table, shape):
+    data = generate_input(shape[0], 1, shape[1], 7)
+    plan = plan_for(*shape, table=table)
+    assert check_exact(data, custom_kernel(data, plan=plan, strict=True), plan.precision).ok
+
+
+# ---- Plans ----
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (Plan("fused", num_splits=1), "plan.tile is for the fused runner, which needs it"),
+        (Plan("bf16", tile=Tile("bf16")), "plan.tile is for the fused runner"),
+        (Plan("fused", tile=Tile("fp8")), "plan.num_splits must be 1 … 128 for fused, got None"),
+        (fused_plan("fp8", 129), "plan.num_splits must be 1 … 128 for fused, got 129"),
+        (Plan("fused", 1, page_size=2, tile=Tile("fp8")), "plan.page_size must be 1 for fused"),
+        (fused_plan("fp4", 1), "plan.tile.cache must be one of ('bf16', 'fp8', 'mxfp4'), got 'fp4'"),
+        (fused_plan("fp8", 1, block=48), "plan.tile.block must be one of (16, 32, 64, 128), got 48"),
+        (fused_plan("fp8", 1, merge="first"), "plan.tile.merge must be one of"),
+        (fused_plan("fp8", 1, warps=3), "plan.tile.warps must be one of"),
+    ],
+)
+def test_plans_that_cannot_be_run_are_refused(plan, says):
+    data = generate_input(1, 1, 64, 1, device="cpu")
+    with pytest.raises(InputError, match=re.escape(says)):
+        custom_kernel(data, plan=plan)
+
+
+def test_a_tile_is_a_tile():
+    with pytest.raises(TypeError, match="tile must be a Tile or None"):
+        Plan("fused", num_splits=1, tile="fp8")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_without_a_gpu_the_fused_runner_says_what_to_do():
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
+        custom_kernel(generate_input(1, 1, 64, 1, device="cpu"), plan=fused_plan("bf16", 1))
+
+
+def test_without_triton_the_fused_runner_says_so(monkeypatch):
+    monkeypatch.setattr(submission, "triton", None)
+    with pytest.raises(RuntimeError, match="needs Triton"):
+        custom_kernel(generate_input(1, 1, 64, 1, device="cpu"), plan=fused_plan("bf16", 1))
+
+
+@pytest.mark.parametrize("table", ["sm_90", "sm_90_mxfp4", "gfx950_fused"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 777), (256, 8192), (300, 40), (1, 100_000)], ids=str)
+def test_every_shape_has_a_legal_fused_plan(table, shape):
+    plan = plan_for(*shape, table=table)
+    submission._check_plan(plan, shape[1], False)
+    assert plan.num_splits <= max(1, -(-shape[1] // plan.tile.block))
+    assert submission.explain(*shape, table=table).precision == submission.FUSED_PRECISIONS[plan.tile.cache]
+
+
+@pytest.mark.parametrize(("merge", "splits", "launched"), [("last", 4, 1), ("kernel", 4, 2), ("kernel", 1, 1)])
+def test_the_launches_are_those_explained(merge, splits, launched):
+    plan = fused_plan("fp8", splits, merge=merge)
+    kernels = [launch.kernel.__name__ for launch in Ragged([64], "fp8", 1).launches(plan, "nvidia")]
+    assert kernels == list(submission.RUNNERS["fused"].kernels(plan))
+    assert len(kernels) == launched

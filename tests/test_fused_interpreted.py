@@ -1,0 +1,79 @@
+"""The fused kernel under Triton's interpreter, on the CPU.
+
+Triton's own functions are interpreted only if TRITON_INTERPRET was set before it was imported: the first test runs this
+file once more in a process of its own, where the others are not skipped.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from reference import check_exact, generate_input
+from submission import custom_kernel
+from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
+
+triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_rest_of_this_file")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_the_rest_of_this_file():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout[-6000:]
+    assert " passed" in child.stdout
+
+
+@interpreted
+@pytest.mark.parametrize(("splits", "merge"), [(1, "last"), (3, "last"), (3, "kernel"), (8, "kernel")])
+@pytest.mark.parametrize("target", ["interpreter", "amd"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_interpreted(cache, target, splits, merge):
+    """float32 throughout, so what is left is its rounding. "amd" lays the fp8 cache out as that target does."""
+    case = Ragged([*RAGGED, 130], cache, seed=splits)
+    for _ in range(2):
+        case.out.fill_(torch.nan)
+        for kernel, grid, arguments, constants, options in case.launches(
+            fused_plan(cache, splits, merge=merge), target
+        ):
+            if target == "amd" and "COMPUTE" in constants:
+                constants = constants | {"COMPUTE": triton.language.float32}
+            kernel[grid](**arguments, **constants, **options)
+        assert max(case.errors()) < 1e-3 if cache == "fp8" and splits > 1 else max(case.errors()) < 2e-6
+        assert not case.tickets.any()
+
+
+@interpreted
+@pytest.mark.parametrize("cache", CACHES)
+def test_interpreted_with_hard_numbers(cache):
+    """A query past float16's range and one near its bottom, an outlier channel, a cache of zeros."""
+    for scale_q, change in (
+        (1e6, lambda kv: kv * 1e-6),
+        (1e-6, lambda kv: kv * 1e5),
+        (1.0, lambda kv: torch.where(torch.arange(576) == 77, kv * 1000, kv)),
+        (1.0, torch.zeros_like),
+    ):
+        case = Ragged([40, 33], cache, seed=9)
+        kv = change(torch.randn(73, 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()).bfloat16()
+        case.q = (case.q * scale_q).bfloat16()
+        case.hold(kv, cache)
+        for kernel, grid, arguments, constants, options in case.launches(fused_plan(cache, 1), "interpreter"):
+            kernel[grid](**arguments, **constants, **options)
+        if case.held.any():
+            assert max(case.errors()) < 2e-5
+        else:
+            assert not case.out.any()
+
+
+@interpreted
+def test_interpreted_as_a_plan():
+    """Through custom_kernel. The interpreter cuts bfloat16 off where hardware rounds: twice the error, in budget."""
+    data = generate_input(2, 1, 97, 3, device="cpu")
+    plan = fused_plan("bf16", 2)
+    assert check_exact(data, custom_kernel(data, plan=plan, strict=True), "a16w16").ok
