@@ -259,7 +259,8 @@ def _table_of(device: torch.device | None) -> str:
     if device is None or device.type != "cuda":
         return DEFAULT_TABLE
     properties = torch.cuda.get_device_properties(device)
-    arch = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}").split(":")[0]
+    # On CUDA, gcnArchName holds the GPU's name.
+    arch = properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     return TABLE_OF_ARCH.get(arch, DEFAULT_TABLE)
 
 
@@ -1130,6 +1131,8 @@ def custom_kernel(
     problem = _check_input(data)
     if plan is None:
         plan = plan_for(problem.batch_size, problem.kv_seq_len, device=problem.q.device)
+    elif not isinstance(plan, Plan):
+        raise InputError(f"plan must be a Plan or None, got {type(plan).__name__}: {plan!r}")
     _check_plan(plan, problem.kv_seq_len, kernels_honour_page_size)
     if RUNNERS[plan.runner].on_aiter:
         _aiter()

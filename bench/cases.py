@@ -89,6 +89,8 @@ def _parse_line(line: str, where: str, secret: int | None) -> TestSpec:
         raise CaseFileError(f"{where}: {', '.join(missing)} missing; a case has {', '.join(_FIELDS)}")
     if secret is not None:
         values["seed"] = combine_seeds(values["seed"], secret)
+    if not -(2**63) <= values["seed"] < 2**64:
+        raise CaseFileError(f"{where}: the seed{' with POPCORN_SEED in it' if secret else ''} does not fit in 64 bits")
     return TestSpec(**values)
 
 

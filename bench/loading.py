@@ -91,7 +91,7 @@ class Submission:
         try:
             explanation = self._explain(batch_size, kv_seq_len, table=table, device=device)
             explanation.plan  # noqa: B018 (all that is asked of an explanation)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"explain({batch_size}, {kv_seq_len}) of {self.path} failed: {describe_error(error, self.path)}"
             ) from error
@@ -126,9 +126,11 @@ def _keywords(function: Any) -> set[str]:
 
 
 def plan_text(plan: Any) -> str:
-    """A plan in a few words: "a8w8_persistent, 4 splits"."""
+    """A plan in a few words: "a8w8_persistent, 4 splits", "fused fp8, 4 splits"."""
+    tile = getattr(plan, "tile", None)
+    cache = f" {tile.cache}" if hasattr(tile, "cache") else ""
     splits = getattr(plan, "num_splits", None)
     page_size = getattr(plan, "page_size", 1)
     count = "aiter's splits" if splits is None else "1 split" if splits == 1 else f"{splits} splits"
     paging = f", page size {page_size}" if page_size > 1 else ""
-    return f"{getattr(plan, 'runner', plan)}, {count}{paging}"
+    return f"{getattr(plan, 'runner', plan)}{cache}, {count}{paging}"

@@ -1,7 +1,8 @@
 """Needles: inputs in which single tokens carry nearly all of a head's weight, and what a pattern of misses means.
 
 A needle for head h of a sequence is a cache row that points along that head's query. Heads are independent, so one call
-looks for sixteen needles a sequence. Nothing here runs a submission.
+looks for sixteen needles a sequence. A needle with a twin shares the weight with another token, of another value: what
+is counted twice, or half, shows. Nothing here runs a submission.
 """
 
 import random
@@ -18,65 +19,138 @@ from task import input_t
 GAIN = 1.2
 _PAGES = (2, 4, 8, 16, 32, 64, 128)
 _SPLITS = (2, 4, 5, 8, 16, 32)
+_GRANULARITY = 16  # tokens: what aiter's splits are multiples of
 _NAMED = 6  # positions and sequences that a message lists
 
 
 @dataclass(frozen=True)
 class Needle:
-    """A token that one head of one sequence must find."""
+    """A token that one head of one sequence must find, alone or beside the token `twin`."""
 
     sequence: int
     head: int
     position: int
+    twin: int | None = None
 
 
-def edges(length: int) -> list[int]:
-    """Positions at which kernels go wrong: both ends, and both sides of page, tile and split boundaries."""
+def ends(length: int) -> list[int]:
+    """Both ends, and both sides of the first, the middle and the last page boundary of each size."""
     found = {0, 1, 2, 3, *range(length - 4, length)}
     for size in _PAGES:
         for boundary in (size, length // 2 // size * size, length // size * size):
             found |= {boundary - 1, boundary}
+    return sorted(p for p in found if 0 <= p < length)
+
+
+def edges(length: int) -> list[int]:
+    """Positions at which kernels go wrong: the ends, and both sides of every boundary between splits, even ones and
+    those of whole tiles."""
+    found = set(ends(length))
     for splits in _SPLITS:
-        for boundary in (-(-length // splits), length - length // splits):
-            tile = boundary // 16 * 16
-            found |= {boundary - 1, boundary, tile - 1, tile, tile + 16}
+        even = -(-length // splits)
+        units = -(-length // _GRANULARITY)
+        tiles = -(-units // splits) * _GRANULARITY
+        for size in (even, tiles):
+            for boundary in range(size, length, size):
+                found |= {boundary - 1, boundary}
     return sorted(p for p in found if 0 <= p < length)
 
 
 def plan_needles(batch: int, length: int, most: int, rng: random.Random) -> list[list[Needle]]:
-    """Needles for one call after another: the edges in the first, the last and a random sequence, and other positions
-    in sequences taken in turn, up to `most` of them (all, if there are no more)."""
+    """Needles for one call after another: the ends in the first, the last and a random sequence and for every head;
+    each edge once alone and once with a twin, and other positions, up to `most` of them (all, if there are no more), in
+    sequences taken in turn."""
     at_edges = edges(length)
     others = sorted(set(range(length)) - set(at_edges))
     if len(others) > most:
         others = rng.sample(others, most)
-    wanted: dict[int, set[int]] = defaultdict(set)
-    for position in at_edges:
-        for sequence in (0, batch - 1, rng.randrange(batch)):
-            wanted[sequence].add(position)
-    rng.shuffle(others)
+    wanted: set[Needle] = set()
+    turns: dict[int, int] = defaultdict(lambda: rng.randrange(NUM_HEADS))
+
+    def want(sequence: int, position: int, twin: int | None = None) -> None:
+        """For the next head of the sequence: taken in turn, the heads need the fewest calls."""
+        turns[sequence] += 1
+        wanted.add(Needle(sequence, turns[sequence] % NUM_HEADS, position, twin))
+
+    for i, position in enumerate(at_edges):
+        want((i + 1) % batch, position)
+        if length > 1:
+            want(i % batch, position, (position + rng.randrange(1, length)) % length)
+    for i, position in enumerate(ends(length)):
+        for sequence in {0, batch - 1, rng.randrange(batch)}:
+            want(sequence, position)
+        for head in range(NUM_HEADS):
+            wanted.add(Needle((i + head) % batch, head, position))
     for i, position in enumerate(others):
-        wanted[(i + 1) % batch].add(position)
+        want((i + 1) % batch, position)
+    shuffled = sorted(wanted, key=lambda n: (n.sequence, n.head, n.position, n.twin is None))
+    rng.shuffle(shuffled)
+    return _in_calls(shuffled)
+
+
+def _in_calls(needles: list[Needle]) -> list[list[Needle]]:
+    """Needles dealt to calls so that in each a sequence's head, and a sequence's token, is taken once."""
     calls: list[list[Needle]] = []
-    for sequence, positions in sorted(wanted.items()):
-        shuffled = rng.sample(sorted(positions), len(positions))
-        for i, position in enumerate(shuffled):
-            call, head = divmod(i, NUM_HEADS)
-            if call == len(calls):
-                calls.append([])
-            calls[call].append(Needle(sequence, head, position))
+    taken: list[set[tuple[int, str, int]]] = []
+    first: dict[tuple[int, int], int] = defaultdict(int)  # of a sequence's head, the first call that may have it free
+    for needle in needles:
+        tokens = {needle.position, needle.twin} - {None}
+        claims = {(needle.sequence, "head", needle.head), *((needle.sequence, "token", t) for t in tokens)}
+        call = first[needle.sequence, needle.head]
+        while call < len(calls) and claims & taken[call]:
+            call += 1
+        if call == len(calls):
+            calls.append([])
+            taken.append(set())
+        calls[call].append(needle)
+        taken[call] |= claims
+        while (
+            first[needle.sequence, needle.head] < len(calls)
+            and (needle.sequence, "head", needle.head) in taken[first[needle.sequence, needle.head]]
+        ):
+            first[needle.sequence, needle.head] += 1
     return calls
 
 
 def with_needles(q: torch.Tensor, kv: torch.Tensor, batch: int, needles: Iterable[Needle]) -> input_t:
     """The input for q (batch, 16, 576) and cache kv (total_kv, 1, 576), the needles' rows replaced."""
     length = kv.shape[0] // batch
-    sequences, heads, positions = zip(*((n.sequence, n.head, n.position) for n in needles), strict=True)
-    sequence = torch.tensor(sequences, device=q.device)
     kv = kv.clone()
-    rows = sequence * length + torch.tensor(positions, device=q.device)
-    kv[rows, 0] = q[sequence, torch.tensor(heads, device=q.device)] * GAIN
+
+    def at(numbers: Iterable[int]) -> torch.Tensor:
+        return torch.tensor(list(numbers), dtype=torch.int64, device=q.device)
+
+    for single in (True, False):
+        chosen = [n for n in needles if (n.twin is None) == single]
+        if not chosen:
+            continue
+        sequence = at(n.sequence for n in chosen)
+        along = q[sequence, at(n.head for n in chosen)] * GAIN
+        rows = sequence * length + at(n.position for n in chosen)
+        if single:
+            kv[rows, 0] = along
+        else:
+            across = _across(along.float(), kv[rows, 0].float())
+            kv[rows, 0] = (along.float() + across).to(kv.dtype)
+            kv[sequence * length + at(n.twin for n in chosen), 0] = (along.float() - across).to(kv.dtype)
     return pack_input(q, kv, batch)
+
+
+def _across(along: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The part of `other` that is orthogonal to `along`, as long as it: it changes a row's value, not its logit."""
+    other = other - along * (other * along).sum(-1, keepdim=True) / along.square().sum(-1, keepdim=True)
+    return other * (along.norm(dim=-1, keepdim=True) / other.norm(dim=-1, keepdim=True).clamp(min=1e-30))
+
+
+def describe_blur(blurred: Iterable[Needle]) -> str:
+    """What to say of needles that were found, but with values that rounding does not explain."""
+    blurred = list(blurred)
+    twins = [n for n in blurred if n.twin is not None]
+    if len(twins) == len(blurred):
+        positions = _listed("position", {n.position for n in twins})
+        return f"of two tokens with equal weight one counts more than the other, at {positions}"
+    heads, positions = {n.head for n in blurred}, {n.position for n in blurred if n.twin is None}
+    return f"needles are found with wrong values, for {_listed('head', heads)}, at {_listed('position', positions)}"
 
 
 def diagnose(tried: Iterable[tuple[int, int]], missed: Iterable[tuple[int, int]], length: int) -> str:

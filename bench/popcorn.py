@@ -42,6 +42,7 @@ def _open_descriptor() -> TextIO:
         )
     try:
         output = os.fdopen(int(text), "w", encoding="utf-8")
+        os.write(output.fileno(), b"")  # raises now, not at the end, if it is open for reading only
     except (ValueError, OSError) as error:
         raise NoPopcornDescriptorError(f"POPCORN_FD={text} cannot be written to: {error}") from error
     os.set_inheritable(output.fileno(), False)

@@ -244,18 +244,37 @@ def sha256(path: Path) -> str:
 
 def check_json_target(path: Path) -> None:
     """Raises UserError if `path` could not be written in the end."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise UserError(f"--json {path}: there is no folder {folder}: create it first")
+    path = path.resolve()
+    if not path.parent.is_dir():
+        raise UserError(f"--json {path}: there is no folder {path.parent}: create it first")
     if path.is_dir():
         raise UserError(f"--json {path} is a folder: expected the name of a file")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"--json {path}: the folder {folder} is not writable")
+    try:
+        if path.exists() and not path.is_file():
+            return
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--json {path}: the folder {path.parent} is not writable ({error})") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write all of it or nothing: a reader never sees half a file. Infinity and NaN become strings."""
+    """Write all of it or nothing: a reader never sees half a file. Infinity and NaN become strings.
+
+    A link is followed; what is no regular file, such as a pipe, is written to as it is. Raises UserError if that fails.
+    """
     text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    path = path.resolve()
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path, text)
+    except OSError as error:
+        raise UserError(f"--json {path} cannot be written: {error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -42,7 +42,7 @@ def run(request: Request, out: Console, err: Console) -> bool:
     if request.json:
         report.check_json_target(request.json)
     with Worker(request.submission, request.device) as worker:
-        setting: Setting = worker.request("describe", cases, request.table)
+        setting: Setting = worker.describe(cases, request.table)
         _print_header(out, request, cases, setting)
         rows = _run_cases(request, cases, setting, worker, err)
     ok = all(row.result.ok for row in rows)

@@ -57,7 +57,7 @@ def run(request: Request, out: Console, err: Console) -> bool:
         report.check_json_target(request.json)
     with Worker(request.submission, request.device) as worker:
         cases = [case_of_shape(shape, Mode.BENCHMARK) for shape in scope.shapes]
-        setting: Setting = worker.request("describe", cases, request.table)
+        setting: Setting = worker.describe(cases, request.table)
         _print_header(out, request, scope, setting)
         report.print_paging_warning(out, cases, setting.plans)
         lines = _carry_out(names, scope, worker, err)

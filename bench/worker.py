@@ -5,9 +5,11 @@ the other. A worker that dies is noticed by the closed pipe; the next request st
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import signal
+import sys
 import time
 import traceback
 import warnings
@@ -23,6 +25,8 @@ Listener = Callable[[str, float | None], None]
 
 _STEP_SECONDS = 0.1  # between two reports of the same step
 _PATIENCE_SECONDS = 5.0  # for a process to end
+_QUIET_SECONDS = 60.0  # without an answer, after which that is said
+_PR_SET_PDEATHSIG = 1
 
 
 class WorkerDiedError(Exception):
@@ -61,6 +65,13 @@ class Worker:
             self._connection.send((method, args))
         return self._answer("starting", listener)
 
+    def describe(self, *args: Any) -> Any:
+        """Session.describe(*args). Raises UserError also when the submission ends the process over it."""
+        try:
+            return self.request("describe", *args)
+        except WorkerDiedError as death:
+            raise UserError(f"{self._submission}: {death}") from None
+
     def run(self, job: Job, listener: Listener | None = None) -> CaseResult:
         """Do one case; a worker that dies over it is a failed case."""
         try:
@@ -85,9 +96,14 @@ class Worker:
             raise UserError(f"{self._submission} cannot be loaded: {death}") from None
 
     def _answer(self, doing: str, listener: Listener | None = None) -> Any:
+        quiet_since = time.monotonic()
         while True:
             try:
+                while not self._connection.poll(_QUIET_SECONDS):
+                    waited = time.monotonic() - quiet_since
+                    print(f"{self._submission.name}: no answer for {waited:.0f} s while {doing}", file=sys.stderr)
                 kind, content = self._connection.recv()
+                quiet_since = time.monotonic()
             except (EOFError, OSError):
                 raise WorkerDiedError(f"the worker process died ({self._bury()}) while {doing}") from None
             if kind == "step":
@@ -122,7 +138,14 @@ def _how_it_ended(exit_code: int) -> str:
 # ---- inside the process ----
 
 
+def _end_with_parent() -> None:
+    """Have Linux end this process when its parent ends, however that comes about; elsewhere nothing is done."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _serve(connection: Connection, submission: Path, device: str | None) -> None:
+    _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     faulthandler.enable()
     # The command has said so in its own words.

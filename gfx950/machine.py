@@ -1,8 +1,8 @@
 """The machine: a grid of workgroups, each a few waves with LDS, run instruction by instruction.
 
 Workgroups run one after the other, the waves of a workgroup one after the other from barrier to barrier. That is one of
-the orders the hardware may choose. `order="shuffled"` draws another; with `order="lockstep"` the waves of a workgroup take
-turns, an instruction each.
+the orders the hardware may choose. `order="shuffled"` draws another; with `order="lockstep"` the waves of a workgroup
+take turns, an instruction each.
 """
 
 import struct

@@ -195,7 +195,8 @@ class GlobalMemory:
 
 # What an LDS byte holds.
 NEVER, WRITTEN, UNDEFINED = 0, 1, 2
-NOBODY, SEVERAL, ATOMIC = -1, -2, -3
+# Who touched it: a wave, or one of these; the atomic of wave w is ATOMIC − w.
+NOBODY, SEVERAL, SEVERAL_ATOMICS, ATOMIC = -1, -2, -3, -4
 
 
 class Lds:
@@ -236,10 +237,11 @@ class Lds:
                 self._findings.report(
                     UNINITIALISED, f"reads LDS never written, byte {address}", int(lanes[chosen][lane]), address
                 )
-        wave = ATOMIC if atomic else wave
-        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, ("reads", "wrote"))
-        now = self._read_epoch[places] == self._epoch
-        self._reader[places] = np.where(now & (self._reader[places] != wave), SEVERAL, wave)
+        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, (wave, atomic), ("reads", "wrote"))
+        me, before = ATOMIC - wave if atomic else wave, self._reader[places]
+        others = (self._read_epoch[places] == self._epoch) & (before != me)
+        together = np.where(before <= SEVERAL_ATOMICS, SEVERAL_ATOMICS, SEVERAL) if atomic else SEVERAL
+        self._reader[places] = np.where(others, together, me)
         self._read_epoch[places] = self._epoch
         return out, defined
 
@@ -256,13 +258,12 @@ class Lds:
     ) -> None:
         """Write data, uint8 (n, size); `defined`, bool (n, size), tells which bytes are a value, None for all."""
         chosen, places = self._places(addresses, data.shape[1], lanes, align, "writes")
-        wave = ATOMIC if atomic else wave
-        changed = self.data[places] != data[chosen]
-        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, wave, ("writes", "wrote"), changed)
-        self._check_race(self._reader, self._read_epoch, chosen, places, lanes, wave, ("writes", "read"), changed)
+        changed, me = self.data[places] != data[chosen], (wave, atomic)
+        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, me, ("writes", "wrote"), changed)
+        self._check_race(self._reader, self._read_epoch, chosen, places, lanes, me, ("writes", "read"), changed)
         self.data[places] = data[chosen]
         self._state[places] = WRITTEN if defined is None else np.where(defined[chosen], WRITTEN, UNDEFINED)
-        self._writer[places] = wave
+        self._writer[places] = ATOMIC - wave if atomic else wave
         self._write_epoch[places] = self._epoch
 
     def _places(self, addresses, size, lanes, align, what):
@@ -287,15 +288,19 @@ class Lds:
             chosen = inside
         return chosen, addresses[chosen][:, None] + np.arange(size)
 
-    def _check_race(self, who, epoch, chosen, places, lanes, wave, verbs, where=True):
+    def _check_race(self, who, epoch, chosen, places, lanes, me, verbs, where=True):
+        wave, atomic = me
         others = who[places]
-        clash = (epoch[places] == self._epoch) & (others != wave) & where
+        harmless = (others == wave) | (others == ATOMIC - wave)
+        if atomic:
+            harmless |= others <= SEVERAL_ATOMICS
+        clash = (epoch[places] == self._epoch) & ~harmless & where
         if not clash.any():
             return
         lane = np.nonzero(clash.any(axis=1))[0][0]
         address = int(places[lane][np.nonzero(clash[lane])[0][0]])
         other = int(others[clash][0])
-        name = {SEVERAL: "other waves", ATOMIC: "an atomic"}.get(other, f"wave {other}")
+        name = "other waves" if other == SEVERAL else "an atomic" if other <= SEVERAL_ATOMICS else f"wave {other}"
         self._findings.report(
             RACE,
             f"{verbs[0]} LDS byte {address}, which {name} {verbs[1]} with no barrier between",

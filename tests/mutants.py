@@ -25,21 +25,28 @@ def custom_kernel(data):
 KV = '    kv = kv_data["bf16"].float().view(batch, length, 576)\n'
 SOFTMAX = "    weights = torch.softmax(scores, -1)\n"
 RETURN = "    return output\n"
+# The same on q and cache in fp8: its precision has the widest gate.
+RIGHT_IN_FP8 = RIGHT.replace(
+    KV,
+    "    q = q.to(torch.float8_e4m3fn).float()\n"
+    '    kv = (kv_data["fp8"][0].float() * kv_data["fp8"][1]).view(batch, length, 576)\n',
+)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """old → new in RIGHT; caught_by: the check that must fail; says: part of its findings."""
+    """old → new in `right`; caught_by: the check that must fail; says: part of its findings."""
 
     old: str
     new: str
     caught_by: str
     says: str
+    right: str = RIGHT
 
     def write(self, folder: Path) -> Path:
-        assert RIGHT.count(self.old) == 1
+        assert self.right.count(self.old) == 1
         path = folder / "submission.py"
-        path.write_text(RIGHT.replace(self.old, self.new), encoding="utf-8")
+        path.write_text(self.right.replace(self.old, self.new), encoding="utf-8")
         return path
 
 
@@ -152,4 +159,62 @@ MUTANTS = {
     "has no header": Mutant("#!POPCORN gpu MI355X\n", "", "upload", "'#!POPCORN gpu MI355X' is missing"),
     "names the forbidden word": Mutant("kept = {}", "kept = {}  # Up" + "Stream", "upload", "in line 5"),
     "imports what is not there": Mutant("import torch\n", "import torch, rich\n", "upload", "imports rich"),
+    # The following were found by somebody who set out to get past the checks.
+    "zeroes its input and returns zeros": Mutant(
+        RETURN,
+        '    kv_data["bf16"].zero_()\n    return torch.zeros_like(output)\n',
+        "exact",
+        "1 of the input tensors were written to",
+    ),
+    "keeps outputs by torch's version counters": Mutant(
+        RETURN,
+        '    key = tuple((t.data_ptr(), t._version, len(t)) for t in (q, kv_data["bf16"]))\n'
+        "    return kept.setdefault(key, (output, data))[0].clone()\n",
+        "fresh",
+        "new values in the same tensors",
+    ),
+    "never writes one dim of one head": Mutant(
+        RETURN,
+        "    output[:, 5, 511] = 0\n" + RETURN,
+        "tokens",
+        "wrong values, for head 5",
+        RIGHT_IN_FP8,
+    ),
+    "masks the last token for one head": Mutant(
+        SOFTMAX, "    scores[:, 7, -1] = -torch.inf\n" + SOFTMAX, "tokens", "at position 299", RIGHT_IN_FP8
+    ),
+    "weighs a token at a split's edge too much": Mutant(
+        SOFTMAX,
+        "    scores[..., length // 2] += 0.25\n" + SOFTMAX,
+        "tokens",
+        "of two tokens with equal weight one counts more",
+        RIGHT_IN_FP8,
+    ),
+    "masks a token at an inner split's edge": Mutant(
+        SOFTMAX, "    scores[..., 3 * -(-length // 5)] = -torch.inf\n" + SOFTMAX, "tokens", "token 1"
+    ),
+    "is 2 % too large": Mutant(
+        "(weights @ values)", "(weights @ values * 1.02)", "exact", "outputs are 1.0", RIGHT_IN_FP8
+    ),
+    "has a softmax scale 1.5 % too large": Mutant(
+        "    weights = torch",
+        "    scores = scores * 1.015\n    weights = torch",
+        "exact",
+        "scale is 1.01",
+        RIGHT_IN_FP8,
+    ),
+    "starts its maximum at zero": Mutant(
+        SOFTMAX,
+        "    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=0)).exp()\n"
+        "    weights = weights / weights.sum(-1, keepdim=True)\n",
+        "hard",
+        "all logits near −120",
+    ),
+    "reads past q": Mutant(
+        RETURN,
+        "    after = min(q.storage_offset() + q.numel(), q.untyped_storage().nbytes() // q.itemsize - 512)\n"
+        "    return output + torch.as_strided(data[0], (512,), (1,), after) * 0\n",
+        "strays",
+        "NaN in the rows before and after the cache",
+    ),
 }

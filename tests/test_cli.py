@@ -223,7 +223,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr("os.replace", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(UserError, match="no space left"):
         report.write_json(path, {"run": 2})
     assert json.loads(path.read_text()) == {"run": 1}
     assert list(tmp_path.iterdir()) == [path]

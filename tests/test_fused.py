@@ -3,6 +3,7 @@ refusals besides. test_fused_interpreted.py has it interpreted."""
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +72,11 @@ def test_the_compiler_for_gfx950_reports_no_trouble(cache, shape):
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+def _on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """As bytes: torch copies not every type with deterministic algorithms asked for."""
+    return tensor.view(torch.uint8).cuda().view(tensor.dtype)
+
+
 @on_gpu
 @pytest.mark.parametrize(
     ("splits", "merge", "block", "warps"), [(1, "last", 64, 4), (5, "last", 32, 4), (5, "kernel", 64, 8)]
@@ -80,7 +86,7 @@ def test_on_a_gpu(cache, splits, merge, block, warps):
     case = Ragged([700, 0, 1, 33, 129], cache, seed=31)
     case.out = case.out.bfloat16()
     for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
-        setattr(case, name, getattr(case, name).cuda())
+        setattr(case, name, _on_gpu(getattr(case, name)))
     target = submission._triton_target(case.q.device)
     for _ in range(3):
         case.out.fill_(torch.nan)
@@ -147,6 +153,22 @@ def test_every_shape_has_a_legal_fused_plan(table, shape):
     submission._check_plan(plan, shape[1], False)
     assert plan.num_splits <= max(1, -(-shape[1] // plan.tile.block))
     assert submission.explain(*shape, table=table).precision == submission.FUSED_PRECISIONS[plan.tile.cache]
+
+
+@pytest.mark.parametrize(
+    ("hip", "properties", "table"),
+    [
+        (None, {"major": 9, "minor": 0, "gcnArchName": "NVIDIA H200"}, "sm_90"),
+        (None, {"major": 8, "minor": 0, "gcnArchName": "NVIDIA A100"}, "gfx950"),
+        ("7.0", {"major": 9, "minor": 5, "gcnArchName": "gfx950:sramecc+:xnack-"}, "gfx950"),
+    ],
+)
+def test_the_table_follows_the_architecture(monkeypatch, hip, properties, table):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
+    submission._table_of.cache_clear()
+    assert submission._table_of(torch.device("cuda", 0)) == table
+    submission._table_of.cache_clear()
 
 
 @pytest.mark.parametrize(("merge", "splits", "launched"), [("last", 4, 1), ("kernel", 4, 2), ("kernel", 1, 1)])

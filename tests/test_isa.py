@@ -113,7 +113,7 @@ def test_arguments_come_from_files(kernels, tmp_path):
         ("{}:scale", (*COMPILED, "--arg", "nowhere.npy"), "no such file"),
         ("{}:scale", (*COMPILED, "--order", "sorted"), "expected one of shuffled, reversed, lockstep"),
         ("{}:scale", (*COMPILED, "--lds", "64"), "--lds is for ELF files"),
-        ("{}:scale", (*COMPILED, "--json", "nowhere/out.json"), "no folder nowhere"),
+        ("{}:scale", (*COMPILED, "--json", "nowhere/out.json"), "create it first"),
         ("{}:broken", ("--arg", "zeros:float32:16", "--constexpr", "BLOCK=16"), "undefined_name"),
     ],
 )

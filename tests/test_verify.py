@@ -11,7 +11,7 @@ import submission
 from bench.checks import CHECKS, HARD, Scope, Subject, check_upload, run_check
 from bench.cli import app
 from bench.loading import load
-from bench.needles import Needle, diagnose, edges, plan_needles, with_needles
+from bench.needles import Needle, diagnose, edges, ends, plan_needles, with_needles
 from reference import check_implementation, generate_input
 from submission import Plan
 
@@ -99,20 +99,25 @@ def test_our_file_can_be_uploaded():
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 5), (2, 300), (64, 64), (4, 1024)])
 def test_needles_cover_every_position_and_both_ends_of_the_batch(batch, length):
     calls = plan_needles(batch, length, length, random.Random(1))
-    found = {(n.sequence, n.position) for needles in calls for n in needles}
-    assert {p for _, p in found} == set(range(length))
-    assert {p for b, p in found if b == 0} >= set(edges(length))
-    assert {p for b, p in found if b == batch - 1} >= set(edges(length))
+    single = {(n.sequence, n.position) for needles in calls for n in needles if n.twin is None}
+    assert {p for _, p in single} == set(range(length))
+    assert {p for b, p in single if b == 0} >= set(ends(length))
+    assert {p for b, p in single if b == batch - 1} >= set(ends(length))
+    by_head = {(n.head, n.position) for needles in calls for n in needles if n.twin is None}
+    assert by_head >= {(head, position) for head in range(16) for position in ends(length)}
+    assert length == 1 or {n.position for needles in calls for n in needles if n.twin is not None} == set(edges(length))
     for needles in calls:
         places = {(n.sequence, n.head) for n in needles}
-        rows = {(n.sequence, n.position) for n in needles}
-        assert len(places) == len(rows) == len(needles)
+        rows = [(n.sequence, p) for n in needles for p in (n.position, n.twin) if p is not None]
+        assert len(places) == len(needles)
+        assert len(set(rows)) == len(rows), "no row is wanted twice in a call"
         assert all(0 <= n.head < 16 and 0 <= n.sequence < batch for n in needles)
 
 
 def test_edges_hold_both_sides_of_pages_tiles_and_splits():
     assert {0, 1, 2, 7, 8, 63, 64, 127, 128, 511, 512, 1020, 1021, 1022, 1023} <= set(edges(1024))
-    assert {204, 205} <= set(edges(1024)), "1024 in 5 splits"
+    assert {204, 205, 614, 615} <= set(edges(1024)), "1024 in 5 splits, all of them"
+    assert {207, 208, 623, 624} <= set(edges(1024)), "1024 in 5 splits of whole tiles"
     assert edges(1) == [0]
 
 
@@ -123,6 +128,16 @@ def test_a_needle_carries_nearly_all_the_weight():
     keys = kv_data["bf16"][8192:, 0].float()
     weights = torch.softmax(q[1].float() @ keys.T / 24, -1)
     assert all(weights[n.head, n.position] > 0.99 for n in needles)
+
+
+def test_twins_share_the_weight_and_differ_in_value():
+    data = generate_input(1, 1, 512, 4, device="cpu")
+    q, kv_data, *_ = with_needles(data[0], data[1]["bf16"], 1, [Needle(0, 3, 100, 400)])
+    keys = kv_data["bf16"][:, 0].float()
+    weights = torch.softmax(q[0, 3].float() @ keys.T / 24, -1)
+    assert weights[100].item() == pytest.approx(0.5, abs=0.05)
+    assert weights[400].item() == pytest.approx(0.5, abs=0.05)
+    assert (keys[100] - keys[400]).norm() > keys[100].norm()
 
 
 def _tried(length=256, sequences=(0, 1)):

@@ -6,6 +6,7 @@ instructions take denormal numbers as zero.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -38,10 +39,22 @@ def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return exact_fma32(a, b, c).astype(np.float32)
 
 
-def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """float64 a × b + c, rounded once where long double holds the product (to within 2^-64), as on x86-64."""
-    wide = np.longdouble
-    return (a.astype(wide) * b.astype(wide) + c.astype(wide)).astype(np.float64)
+def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray, exponent: np.ndarray | int = 0) -> np.ndarray:
+    """float64 (a × b + c) × 2^exponent, rounded once: exactly, a lane at a time."""
+    a, b, c, exponent = np.broadcast_arrays(a, b, c, exponent)
+    out = np.ldexp(a * b + c, exponent)  # right already where a factor is zero, or an operand is not finite
+    exact = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
+    for lane in np.nonzero(exact)[0]:
+        x, y, z = (Fraction(float(operand[lane])) for operand in (a, b, c))
+        out[lane] = _nearest64((x * y + z) * Fraction(2) ** int(exponent[lane]))
+    return out
+
+
+def _nearest64(x: Fraction) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        return np.inf if x > 0 else -np.inf
 
 
 def fma16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -64,6 +77,21 @@ def minimum(a, b):
 
 def maximum(a, b):
     return np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where((a > b) | ((a == b) & np.signbit(b)), a, b)))
+
+
+def ieee_minimum(a, b):
+    """NaN where either operand is one; −0 is below +0."""
+    return np.where(np.isnan(a) | np.isnan(b), a + b, minimum(a, b))
+
+
+def ieee_maximum(a, b):
+    return np.where(np.isnan(a) | np.isnan(b), a + b, maximum(a, b))
+
+
+def _median_of_floats(a, b, c):
+    """The smallest where one is NaN."""
+    nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
+    return np.where(nan, minimum(minimum(a, b), c), _median(minimum, maximum)(a, b, c))
 
 
 def _median(low: Callable, high: Callable) -> Callable:
@@ -142,10 +170,11 @@ def _bitfield_unsigned(a, offset, width):
 
 
 def _bitfield_signed(a, offset, width):
-    width = width.view(U32) & U32(31)
-    field = _bitfield_unsigned(a.view(U32), offset.view(U32), width).astype(np.int64)
-    half = np.where(width > 0, np.int64(1) << np.maximum(width.astype(np.int64) - 1, 0), 0)
-    return ((field ^ half) - half).astype(np.int32)
+    """A field that reaches past bit 31 is filled with copies of it."""
+    width = (width & 31).astype(np.int64)
+    field = (a.astype(np.int64) >> (offset & 31)) & ((1 << width) - 1)
+    sign = (1 << width) >> 1
+    return ((field ^ sign) - sign).astype(np.int32)
 
 
 def _sign_extend_24(x):
@@ -323,9 +352,9 @@ PURE = _table(
         "v_fma_f32": fma32,
         "v_min3_f32": lambda a, b, c: minimum(minimum(a, b), c),
         "v_max3_f32": lambda a, b, c: maximum(maximum(a, b), c),
-        "v_med3_f32": _median(minimum, maximum),
-        "v_minimum3_f32": lambda a, b, c: np.minimum(np.minimum(a, b), c),
-        "v_maximum3_f32": lambda a, b, c: np.maximum(np.maximum(a, b), c),
+        "v_med3_f32": _median_of_floats,
+        "v_minimum3_f32": lambda a, b, c: ieee_minimum(ieee_minimum(a, b), c),
+        "v_maximum3_f32": lambda a, b, c: ieee_maximum(ieee_maximum(a, b), c),
     }),
     ("f64", "f64", {
         "v_trunc_f64": np.trunc,
@@ -375,7 +404,7 @@ PURE = _table(
         "v_mad_f16": lambda a, b, c: a * b + c,
         "v_min3_f16": lambda a, b, c: minimum(minimum(a, b), c),
         "v_max3_f16": lambda a, b, c: maximum(maximum(a, b), c),
-        "v_med3_f16": _median(minimum, maximum),
+        "v_med3_f16": _median_of_floats,
     }),
     ("f32", "i32", {"v_cvt_f32_i32": lambda a: a.astype(np.float32)}),
     ("f32", "u32", {"v_cvt_f32_u32": lambda a: a.astype(np.float32)}
@@ -412,6 +441,15 @@ SATURATES = {
     "v_sub_u16": (lambda a, b: a.astype(np.int64) - b, np.uint16),
     "v_add_i16": (lambda a, b: a.astype(np.int64) + b, np.int16),
     "v_sub_i16": (lambda a, b: a.astype(np.int64) - b, np.int16),
+    "v_subrev_u16": (lambda a, b: b.astype(np.int64) - a, np.uint16),
+    "v_sad_u32": (lambda a, b, c: np.abs(a.astype(np.int64) - b) + c, np.uint32),
+    "v_mad_u32_u24": (
+        lambda a, b, c: _unsigned_24(a).astype(np.int64) * _unsigned_24(b).astype(np.int64) + c,
+        np.uint32,
+    ),
+    "v_mad_i32_i24": (lambda a, b, c: _sign_extend_24(a) * _sign_extend_24(b) + c.view(np.int32), np.int32),
+    "v_mad_u32_u16": (lambda a, b, c: a.astype(np.int64) * b + c, np.uint32),
+    "v_mad_i32_i16": (lambda a, b, c: a.astype(np.int64) * b + c, np.int32),
     "v_mad_u16": (lambda a, b, c: a.astype(np.int64) * b + c, np.uint16),
     "v_mad_i16": (lambda a, b, c: a.astype(np.int64) * b + c, np.int16),
 }

@@ -77,13 +77,13 @@ def _bind_div_fmas(wave: Wave, inst: Instruction, machine) -> Step:
     """
     kind = inst.name[-3:]
     power, bias = (64, 127) if kind == "f32" else (128, 1023)
-    # A float32 is rounded after it is scaled, once.
-    fma = {"f32": exact_fma32, "f64": fma64}[kind]
 
     def function(a, b, c):
-        value = fma(a, b, c)
         back = np.where(_exponent(c, kind) > bias, power, -power)
-        return np.where(mask_of(wave.get64(VCC)), np.ldexp(value, back), value).astype(a.dtype)
+        exponent = np.where(mask_of(wave.get64(VCC)), back, 0)
+        if kind == "f64":
+            return fma64(a, b, c, exponent)
+        return np.ldexp(exact_fma32(a, b, c), exponent).astype(np.float32)  # rounded once, after it is scaled
 
     return apply(wave, inst, kind, [source(wave, inst, i, kind) for i in range(3)], function)
 
@@ -100,7 +100,8 @@ def _bind_div_fixup(wave: Wave, inst: Instruction, machine) -> Step:
         zeros = (denominator == 0) & (numerator == 0)
         infinities = np.isinf(denominator) & np.isinf(numerator)
         gap = np.frexp(numerator)[1].astype(np.int64) - np.frexp(denominator)[1]
-        infinite = (denominator == 0) | np.isinf(numerator) | ((gap > overflowing) & ~np.isinf(denominator))
+        far = (gap > overflowing) & ~np.isinf(denominator) & (numerator != 0)
+        infinite = (denominator == 0) | np.isinf(numerator) | far
         zero = np.isinf(denominator) | (numerator == 0) | (gap < vanishing)
         size = np.select([nan | zeros | infinities, infinite, zero], [np.nan, np.inf, 0.0], np.abs(quotient))
         return np.where(negative, -size, size).astype(quotient.dtype)

@@ -250,7 +250,7 @@ def _bind_buffer_load(wave: Wave, inst: Instruction, machine) -> Step:
         data = np.zeros((lanes.size, element.size), np.uint8)
         data[inside] = memory.load(addresses[inside], element.size, lanes[inside], element.align)
         if to_lds:
-            _into_lds(wave, machine, data, lanes, inst.get("offset"))
+            _into_lds(wave, machine, element, data, lanes, inst.get("offset"))
         else:
             deliver(wave, target, element, lanes, data)
 
@@ -286,8 +286,14 @@ def _bind_cache_control(wave: Wave, inst: Instruction, machine) -> Step:
 # ---- Direct loads to LDS ----
 
 
-def _into_lds(wave: Wave, machine, data: np.ndarray, lanes: np.ndarray, offset: int) -> None:
-    """Lane i's bytes go to M0 + the instruction's offset + i × size."""
+def _into_lds(wave: Wave, machine, element: Element, data: np.ndarray, lanes: np.ndarray, offset: int) -> None:
+    """Lane i's bytes go to M0 + the instruction's offset + i × size; less than a dword is extended to one."""
+    if element.size < 4:
+        wide = data[:, 0].astype(np.int64) if element.size == 1 else data.view(np.uint16)[:, 0].astype(np.int64)
+        if element.is_signed:
+            sign = 1 << 8 * element.size - 1
+            wide = (wide ^ sign) - sign
+        data = wide.astype(np.int32)[:, None].view(np.uint8)
     size = data.shape[1]
     addresses = (wave.s[M0] & 0x3FFFF) + offset + lanes * size
     machine.counters.lds_bytes_written += data.size
@@ -304,13 +310,7 @@ def _bind_load_to_lds(wave: Wave, inst: Instruction, machine) -> Step:
         lanes = active(wave)
         wave.require(rows, "an address")
         data = memory.load(address(lanes), element.size, lanes, element.align)
-        if element.size < 4:  # a whole dword is written, extended as in a register
-            wide = data[:, 0].astype(np.int64) if element.size == 1 else data.view(np.uint16)[:, 0].astype(np.int64)
-            if element.is_signed:
-                sign = 1 << 8 * element.size - 1
-                wide = (wide ^ sign) - sign
-            data = wide.astype(np.int32)[:, None].view(np.uint8)
-        _into_lds(wave, machine, data, lanes, offset)
+        _into_lds(wave, machine, element, data, lanes, offset)
 
     return step
 

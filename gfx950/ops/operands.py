@@ -66,7 +66,7 @@ def source(wave: Wave, inst: Instruction, slot: int, kind: str) -> Source:
     elif inst.format.endswith(("_SDWA", "_SDWA_SDST")) and slot < 2:
         plain = _sdwa_source(wave, inst, code, slot, kind)
     else:
-        plain = plain_source(wave, inst, code, kind, half=_half(inst, slot, kind))
+        plain = plain_source(wave, inst, code, kind, half=half_of(inst, slot, kind))
     if kind not in FLOATS:
         return plain
     return _with_sign(inst, slot, plain)
@@ -81,7 +81,8 @@ def _code(inst: Instruction, slot: int) -> int:
     return code
 
 
-def _half(inst: Instruction, slot: int, kind: str) -> int:
+def half_of(inst: Instruction, slot: int, kind: str) -> int:
+    """Which half of a register a 16-bit source is."""
     if DTYPES[kind].itemsize != 2 or inst.format != "VOP3" or not inst.has("opsel"):
         return 0
     return inst.get("opsel") >> slot & 1
@@ -241,9 +242,13 @@ class Destination:
     rows: tuple[int, ...]
 
 
-# 16-bit instructions of this generation that keep the other half of their destination.
-# Source: LLVM, GCNSubtarget::zeroesHigh16BitsOfDest.
-_KEEPS_HIGH = {"v_mad_f16", "v_mac_f16", "v_fma_f16", "v_div_fixup_f16", "v_madmk_f16", "v_madak_f16"}
+# 16-bit instructions that keep the other half of their destination: those new in this generation, and multiply-adds.
+# Source: LLVM, GCNSubtarget::zeroesHigh16BitsOfDest: these are not among those that clear it on gfx9.
+_KEEPS_HIGH = {
+    *("v_mad_f16", "v_mad_u16", "v_mad_i16", "v_mac_f16", "v_fma_f16", "v_div_fixup_f16", "v_madmk_f16", "v_madak_f16"),
+    *(f"v_{name}3_{kind}" for name in ("min", "max", "med") for kind in ("f16", "u16", "i16")),
+    *("v_add_i16", "v_sub_i16", "v_bitop3_b16"),
+}
 
 
 def destination(wave: Wave, inst: Instruction, kind: str, field: str = "vdst") -> Destination:
@@ -328,6 +333,12 @@ def _sdwa_store(wave: Wave, inst: Instruction, row: int, kind: str):
     return store
 
 
+def clamped(value: np.ndarray) -> np.ndarray:
+    """A clamp to 0 … 1; NaN becomes 0."""
+    kind = value.dtype.type
+    return np.where(np.isnan(value), kind(0), np.clip(value, kind(0), kind(1)))
+
+
 _OUTPUT_FACTOR = (None, 2.0, 4.0, 0.5)
 
 
@@ -343,8 +354,6 @@ def _result_modifier(inst: Instruction, kind: str):
     def finish(value):
         if factor:
             value = value * dtype(factor)
-        if clamp:
-            value = np.where(np.isnan(value), dtype(0), np.clip(value, dtype(0), dtype(1)))
-        return value
+        return clamped(value) if clamp else value
 
     return finish

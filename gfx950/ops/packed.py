@@ -11,8 +11,8 @@ import numpy as np
 from gfx950.decode import VGPR, Instruction
 from gfx950.findings import UnknownInstructionError
 from gfx950.ops import Step, binds
-from gfx950.ops.arithmetic import U32, fma16, fma32, maximum, minimum
-from gfx950.ops.operands import DTYPES, constant_bits, plain_source, row_of, source, store_row
+from gfx950.ops.arithmetic import U32, fma16, fma32, ieee_maximum, ieee_minimum, maximum, minimum
+from gfx950.ops.operands import DTYPES, clamped, constant_bits, plain_source, row_of, source, store_row
 from gfx950.ops.vector import apply
 from gfx950.wave import LANES, Wave
 
@@ -57,7 +57,7 @@ def _bind_pairs(wave: Wave, inst: Instruction, machine) -> Step:
     (low, low_rows), (high, high_rows) = results
     row = row_of(inst.operand("vdst"))
     stores = store_row(wave, row), store_row(wave, row + 1)
-    clamp = (lambda x: np.clip(x, np.float32(0), np.float32(1))) if inst.get("clmp") else lambda x: x
+    clamp = clamped if inst.get("clmp") else lambda x: x
 
     def step():
         lanes = None if wave.full else wave.mask
@@ -106,8 +106,8 @@ _HALVES: dict[str, tuple[str, int, Callable]] = {
     "v_pk_mul_f16": ("f16", 2, lambda a, b: a * b),
     "v_pk_min_f16": ("f16", 2, minimum),
     "v_pk_max_f16": ("f16", 2, maximum),
-    "v_pk_minimum3_f16": ("f16", 3, lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    "v_pk_maximum3_f16": ("f16", 3, lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "v_pk_minimum3_f16": ("f16", 3, lambda a, b, c: ieee_minimum(ieee_minimum(a, b), c)),
+    "v_pk_maximum3_f16": ("f16", 3, lambda a, b, c: ieee_maximum(ieee_maximum(a, b), c)),
     "v_pk_mad_i16": ("i16", 3, lambda a, b, c: a * b + c),
     "v_pk_mad_u16": ("u16", 3, lambda a, b, c: a * b + c),
     "v_pk_mul_lo_u16": ("u16", 2, lambda a, b: a * b),
@@ -152,7 +152,7 @@ def _bind_halves(wave: Wave, inst: Instruction, machine) -> Step:
             operands.append((halves[select::2].view(dtype), negate and kind == "f16"))
     row = row_of(inst.operand("vdst"))
     store = store_row(wave, row)
-    clamp = (lambda x: np.clip(x, np.float16(0), np.float16(1))) if inst.get("clmp") else lambda x: x
+    clamp = clamped if inst.get("clmp") else lambda x: x
 
     def half(operands):
         value = clamp(function(*(-x if negate else x for x, negate in operands)))
@@ -175,7 +175,9 @@ def _dot(kind: str, inst: Instruction) -> Callable:
     def function(a, b, c):
         a, b = (np.broadcast_to(x, LANES).copy().view(dtype).astype(wide).reshape(LANES, 2) for x in (a, b))
         if wide is np.float32:
-            return (c.view(np.float32) + a[:, 0] * b[:, 0] + a[:, 1] * b[:, 1]).astype(np.float32).view(U32)
+            c, first, second = c.view(np.float32), a[:, 0] * b[:, 0], a[:, 1] * b[:, 1]
+            total = first + second + c if inst.name == "v_dot2_f32_bf16" else c + first + second
+            return total.astype(np.float32).view(U32)
         return ((a * b).sum(axis=1) + c.view(np.int32)).astype(U32)
 
     return function
@@ -235,7 +237,7 @@ def _bind_mix(wave: Wave, inst: Instruction, machine) -> Step:
     def step():
         value = fma32(*(operand(*read) for read in reads))
         if inst.get("clmp"):
-            value = np.clip(value, np.float32(0), np.float32(1))
+            value = clamped(value)
         if part is None:
             store(value, None if wave.full else wave.mask)
         else:

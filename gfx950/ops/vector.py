@@ -8,9 +8,21 @@ from collections.abc import Callable
 import numpy as np
 
 from gfx950.decode import VCC, Instruction
+from gfx950.findings import UnknownInstructionError
 from gfx950.ops import Step, binds
 from gfx950.ops.arithmetic import PURE, SATURATES, U32, fma16, fma32, fma64, saturating
-from gfx950.ops.operands import DTYPES, Source, constant_bits, destination, plain_source, row_of, source, store_row
+from gfx950.ops.operands import (
+    DTYPES,
+    FLOATS,
+    Source,
+    constant_bits,
+    destination,
+    half_of,
+    plain_source,
+    row_of,
+    source,
+    store_row,
+)
 from gfx950.wave import Wave, bits_of, mask_of
 
 
@@ -18,7 +30,9 @@ from gfx950.wave import Wave, bits_of, mask_of
 def _bind_pure(wave: Wave, inst: Instruction, machine) -> Step:
     pure = PURE[inst.name]
     function = pure.function
-    if inst.get("clmp") and inst.name in SATURATES:
+    if inst.get("clmp") and not {pure.result, *pure.sources} & {*FLOATS}:
+        if inst.name not in SATURATES:
+            raise UnknownInstructionError(f"{inst.text}: a clamp")
         exact, dtype = SATURATES[inst.name]
         clip = saturating(dtype)
         function = lambda *operands: clip(exact(*operands))  # noqa: E731
@@ -287,8 +301,9 @@ def _bind_wide_mad(wave: Wave, inst: Instruction, machine) -> Step:
     def function(a, b, c):
         product = a.astype(dtype) * b.astype(dtype)
         total = product + c
-        # The carry is a bit of the 65-bit sum.
-        put(np.broadcast_to((total < product) if not signed_ else (c < 0) != (total < product), 64))
+        # The carry is bit 64 of the 65-bit sum: unsigned it is an overflow, signed the sum's sign.
+        wraps = total < product
+        put(np.broadcast_to(wraps != ((c < 0) != (total < 0)) if signed_ else wraps, 64))
         return total
 
     return apply(wave, inst, wide, operands, function)
@@ -302,7 +317,7 @@ def _bind_bitop3(wave: Wave, inst: Instruction, machine) -> Step:
     """Bit i of the truth table is the result for (a, b, c) = the bits of i."""
     table = truth_table(inst)
     kind = "u" + inst.name[-2:]
-    reads = [plain_source(wave, inst, inst.operand(f"src{i}"), kind) for i in range(3)]
+    reads = [plain_source(wave, inst, inst.operand(f"src{i}"), kind, half_of(inst, i, kind)) for i in range(3)]
 
     def function(a, b, c):
         out = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), a.dtype)
