@@ -5,6 +5,7 @@ check means for a kernel stands beside it in CHECKS.
 """
 
 import ast
+import contextlib
 import gc
 import random
 import sys
@@ -330,7 +331,8 @@ def fresh_work(subject: Subject, scope: Scope) -> Outcome:
     outcome = Outcome()
     for shape in scope.small:
         # Each with seeds of its own: what an earlier one left behind must never be the right answer by chance.
-        for i, problem in enumerate((_new_tensors, _same_tensors, _reused_memory, _same_total)):
+        problems = (_new_tensors, _same_tensors, _reused_memory, _same_total, _after_another_device)
+        for i, problem in enumerate(problems):
             findings = problem(subject, shape, scope.seed + 10 * i)
             outcome.findings += [f"{_name(shape)}: {finding}" for finding in findings]
     for shape in scope.large:
@@ -391,6 +393,17 @@ def _same_total(subject: Subject, shape: Shape, seed: int) -> list[str]:
         data = subject.draw(other, seed)
         findings += _wrong(subject, data, subject.call(data), f"{_name(other)} beside others of as many tokens")
     return findings
+
+
+def _after_another_device(subject: Subject, shape: Shape, seed: int) -> list[str]:
+    """The same shape on every other device first, where it may as well be refused, then here."""
+    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
+    here = subject.draw(shape, seed)
+    for device in devices:
+        if device != here[0].device:
+            with contextlib.suppress(SubmissionFaultError):
+                subject.call(generate_input(shape[0], 1, shape[1], seed + 1, device=device))
+    return _wrong(subject, here, subject.call(here), "after a call on another device") if len(devices) > 1 else []
 
 
 def tensors_of(data: object) -> Iterator[torch.Tensor]:

@@ -41,8 +41,8 @@ def _open_descriptor() -> TextIO:
             "POPCORN_FD is not set: expected a descriptor to write to, as in POPCORN_FD=3 … 3>out"
         )
     try:
+        os.write(int(text), b"")  # raises now, not at the end, if it is open for reading only
         output = os.fdopen(int(text), "w", encoding="utf-8")
-        os.write(output.fileno(), b"")  # raises now, not at the end, if it is open for reading only
     except (ValueError, OSError) as error:
         raise NoPopcornDescriptorError(f"POPCORN_FD={text} cannot be written to: {error}") from error
     os.set_inheritable(output.fileno(), False)

@@ -42,6 +42,7 @@ class Mutant:
     caught_by: str
     says: str
     right: str = RIGHT
+    needs_gpu: bool = False
 
     def write(self, folder: Path) -> Path:
         assert self.right.count(self.old) == 1
@@ -159,6 +160,15 @@ MUTANTS = {
     "has no header": Mutant("#!POPCORN gpu MI355X\n", "", "upload", "'#!POPCORN gpu MI355X' is missing"),
     "names the forbidden word": Mutant("kept = {}", "kept = {}  # Up" + "Stream", "upload", "in line 5"),
     "imports what is not there": Mutant("import torch\n", "import torch, rich\n", "upload", "imports rich"),
+    "keeps metadata whatever the device": Mutant(
+        KV,
+        "    rows = kept.setdefault((batch, length), torch.arange(batch * length, device=q.device))\n"
+        "    rows = rows + q.new_zeros(1, dtype=torch.int64)\n"
+        '    kv = kv_data["bf16"][rows].float().view(batch, length, 576)\n',
+        "fresh",
+        "raises RuntimeError",
+        needs_gpu=True,
+    ),
     # The following were found by somebody who set out to get past the checks.
     "zeroes its input and returns zeros": Mutant(
         RETURN,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -227,6 +228,25 @@ def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         report.write_json(path, {"run": 2})
     assert json.loads(path.read_text()) == {"run": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_follows_links_and_writes_to_what_is_no_file(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    report.write_json(tmp_path / "link.json", {"run": 1})
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "target.json").read_text()) == {"run": 1}
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    report.check_json_target(tmp_path / "pipe")
+    report.write_json(tmp_path / "pipe", {"run": 2})
+    assert json.loads(os.read(reader, 1000)) == {"run": 2}
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_json_where_nothing_can_be_written_is_refused_at_once():
+    with pytest.raises(UserError, match="is not writable"):
+        report.check_json_target(Path("/proc/out.json"))
 
 
 # ---- mla explain ----

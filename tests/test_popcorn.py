@@ -69,6 +69,17 @@ def mirror(tmp_path, submission, case_file, monkeypatch):
     return run
 
 
+def test_a_descriptor_open_for_reading_only_is_refused(tmp_path, case_file):
+    (tmp_path / "in").touch()
+    descriptor = os.open(tmp_path / "in", os.O_RDONLY)
+    environment = {"POPCORN_FD": str(descriptor)}
+    result = CliRunner(env=environment).invoke(app, ["popcorn", "test", str(case_file(GOOD))])
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+    assert result.exit_code == 111
+    assert "cannot be written to" in result.output
+
+
 def test_the_command_writes_to_its_descriptor(tmp_path, submission, case_file):
     """All the way: python -m bench, the caller's descriptor, failures of every kind, and the next case still runs."""
     reader, writer = os.pipe()
@@ -192,6 +203,7 @@ def test_nothing_is_written_for_a_file_that_is_no_submission(mirror, submission,
         ({}, [], 2, "Missing argument"),
         ({}, ["test", "{cases}", "--submission", "none.py"], 2, "no submission at"),
         ({"POPCORN_SEED": "x"}, ["test", "{cases}"], 2, "POPCORN_SEED must be a whole number, got 'x'"),
+        ({"POPCORN_SEED": "8589934592"}, ["test", "{cases}"], 113, "does not fit in 64 bits"),
     ],
 )
 def test_exit_codes_of_wrong_use(tmp_path, case_file, variables, arguments, code, complaint):

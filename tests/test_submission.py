@@ -397,6 +397,11 @@ def test_a_wrong_entry_is_named_when_it_is_looked_up(monkeypatch):
     submission._find.cache_clear()
 
 
+def test_a_plan_is_a_plan():
+    with pytest.raises(InputError, match="plan must be a Plan or None, got str: 'bf16'"):
+        custom_kernel(generate_input(1, 1, 64, 1, device="cpu"), plan="bf16")
+
+
 @pytest.mark.parametrize(
     "numbers", [{"num_splits": 4.0}, {"num_splits": "4"}, {"num_splits": True}, {"page_size": 1.0}]
 )
