@@ -263,3 +263,22 @@ def isa_run(
         )
         passed = command.run(request, report.console(), report.console(stderr=True))
     raise typer.Exit(0 if passed else 1)
+
+
+@isa.command("plan")
+def isa_plan(
+    batch_size: Annotated[int, typer.Argument(metavar="BATCH", help="Sequences, 1 or more.")],
+    kv_seq_len: Annotated[int, typer.Argument(metavar="KV_SEQ_LEN", help="Tokens in the cache of each, 1 or more.")],
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Look in this table, by default gfx950_fused.", show_default=False),
+    ] = None,
+) -> None:
+    """Report the gfx950 code of a fused plan: registers, LDS, instructions and bytes a token, and the least time.
+
+    The code is compiled by Triton's AMD back end and executed on this CPU for a few tiles. The time is what an MI355X's
+    published rates of memory, matrix units and LDS allow: computed, not measured.
+    """
+    with _errors_in_one_line():
+        command, report = _command("isa"), _command("report")
+        command.show_plan(command.report_plan(batch_size, kv_seq_len, table), report.console())

@@ -1,9 +1,9 @@
-"""`mla isa run`: one kernel's gfx950 code executed on this CPU, with what the sanitizer found and what was counted."""
+"""`mla isa run` and `mla isa plan`: gfx950 code executed on this CPU, what the sanitizer found and what was counted."""
 
 import dataclasses
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+import submission
 from bench.basics import UserError
-from bench.loading import describe_error, execute
+from bench.loading import describe_error, execute, plan_text
 from bench.report import bytes_text, check_json_target, print_header, time_text, write_json
+from reference import generate_input
 
 try:
     import gfx950
+    from gfx950.counters import least_seconds
     from gfx950.machine import ORDERS
 except ImportError as problem:
     raise RuntimeError(
@@ -262,3 +265,111 @@ def _as_json(result: gfx950.Result, grid: tuple[int, ...]) -> dict[str, Any]:
         "findings": [dataclasses.asdict(finding) for finding in result.findings],
         "ok": result.ok,
     }
+
+
+# ---- A plan of the fused kernel ----
+
+_PLAN_TILES = 2, 6  # tiles of the two runs whose difference is the cost of a token
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a fused plan's gfx950 code needs and does.
+
+    code: of the decode kernel. tokens: those between the two runs that were counted. counts: executed instructions by
+    class, and by name for matrix instructions, of all waves; lds_bytes: read and written; cache_bytes: of rows and scales. All for
+    `tokens` tokens. seconds: what MI355X's published rates allow for the whole shape, by resource.
+    """
+
+    plan: submission.Plan
+    shape: tuple[int, int]
+    code: gfx950.CodeObject
+    tokens: int
+    counts: dict[str, int]
+    lds_bytes: int
+    cache_bytes: int
+    seconds: dict[str, float]
+    ok: bool
+
+
+def report_plan(batch_size: int, kv_seq_len: int, table: str | None) -> PlanReport:
+    """Compile and run the fused plan of a shape. Raises UserError if the shape's plan is of another runner."""
+    if batch_size < 1 or kv_seq_len < 1:
+        raise UserError(f"BATCH and KV_SEQ_LEN must be 1 or more, got {batch_size} and {kv_seq_len}")
+    if table is not None and table not in submission.TABLES:
+        raise UserError(f"unknown table {table!r}, expected one of {', '.join(submission.TABLES)}")
+    plan = submission.plan_for(batch_size, kv_seq_len, table=table or "gfx950_fused")
+    if plan.tile is None:
+        raise UserError(
+            f"the plan of {batch_size} × {kv_seq_len} is {plan.runner}, whose code is not ours: try --table"
+        )
+    with _errors_of_the_machine():
+        few, many = (_run_plan(plan, tiles * plan.tile.block) for tiles in _PLAN_TILES)
+    tokens = (_PLAN_TILES[1] - _PLAN_TILES[0]) * plan.tile.block
+
+    def growth(read) -> int:
+        return read(many.counters) - read(few.counters)
+
+    names = [*many.counters.instructions, *many.counters.mfma]
+    counts = {name: growth(lambda c, n=name: c.instructions[n] + c.mfma[n]) for name in names}
+    lds_bytes = growth(lambda c: c.lds_bytes_read + c.lds_bytes_written)
+    cache_bytes = growth(_cache_bytes)
+    total = batch_size * kv_seq_len / tokens
+    flops = {kind: growth(lambda c, k=kind: c.matrix_flops[k]) * total for kind in many.counters.matrix_flops}
+    seconds = least_seconds(cache_bytes * total, flops, lds_bytes * total)
+    return PlanReport(
+        plan,
+        (batch_size, kv_seq_len),
+        many.code,
+        tokens,
+        counts,
+        lds_bytes,
+        cache_bytes,
+        seconds,
+        few.ok and many.ok,
+    )
+
+
+def _cache_bytes(counters: gfx950.Counters) -> int:
+    """Of rows and scales, each byte once."""
+    return sum(b.distinct_bytes_read for b in counters.buffers if b.name in ("cache_ptr", "scale_ptr"))
+
+
+def _run_plan(plan: submission.Plan, length: int) -> gfx950.Result:
+    """One sequence, in one split, on random data."""
+    alone = replace(plan, num_splits=1)
+    data = generate_input(1, 1, length, 1, device="cpu")
+    cache, scale = {
+        "bf16": (data[1]["bf16"], torch.ones(1)),
+        "fp8": data[1]["fp8"],
+        "mxfp4": data[1]["mxfp4"],
+    }[plan.tile.cache]
+    output = torch.empty((1, 16, 512), dtype=torch.bfloat16)
+    tickets = torch.zeros(1, dtype=torch.int32)
+    kernel, grid, arguments, constants, options = submission.fused_launches(
+        data[0], cache, scale, data[3], data[4]["sm_scale"], alone, output, tickets, "amd"
+    )[0]
+    return gfx950.run(kernel, grid, list(arguments.values()), constexprs=constants, **options)
+
+
+def show_plan(report: PlanReport, out: Console) -> None:
+    plan, code = report.plan, report.code
+    facts = {
+        "plan": f"{plan_text(plan)}, tiles of {plan.tile.block}, {plan.tile.warps} waves, {plan.tile.stages} stages",
+        "registers": _registers(code),
+        "LDS": f"{bytes_text(code.lds_size)} a workgroup",
+    }
+    print_header(out, f"mla isa plan, {report.shape[0]} × {report.shape[1]} on gfx950", facts)
+    table = _table("a token of the loop", "count")
+    for name, count in sorted(report.counts.items(), key=lambda item: -item[1]):
+        if count:
+            table.add_row(f"  {name}" if name.startswith("v_") else name, f"{count / report.tokens:,.2f}")
+    table.add_row("bytes read from the cache", f"{report.cache_bytes / report.tokens:,.1f}")
+    table.add_row("bytes through LDS", f"{report.lds_bytes / report.tokens:,.1f}")
+    out.print(table)
+    limits = ", ".join(f"{name} {time_text(seconds * 1e9)}" for name, seconds in report.seconds.items() if seconds)
+    out.print(
+        Text(f"the whole shape, computed from an MI355X's published rates, not measured: {limits}"), soft_wrap=True
+    )
+    if not report.ok:
+        out.print(Text("the sanitizer has findings: see tests/test_fused.py", style="red"))

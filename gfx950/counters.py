@@ -1,7 +1,7 @@
 """What a run did, in numbers: instructions, bytes, bank conflicts, matrix products; and the least time they allow."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gfx950.decode import Instruction
@@ -64,12 +64,16 @@ class Counters:
 
     def computed_time(self) -> dict[str, float]:
         """Seconds that each published rate allows at best, all compute units busy. Computed, not measured."""
-        lds = self.lds_bytes_read + self.lds_bytes_written
-        return {
-            "memory": self.global_bytes / MEMORY_BYTES_PER_S,
-            "matrix": sum(flops / MATRIX_FLOPS[kind] for kind, flops in self.matrix_flops.items()),
-            "lds": lds / (LDS_BYTES_PER_CLOCK * CLOCK_HZ * COMPUTE_UNITS),
-        }
+        return least_seconds(self.global_bytes, self.matrix_flops, self.lds_bytes_read + self.lds_bytes_written)
+
+
+def least_seconds(memory_bytes: float, matrix_flops: Mapping[str, float], lds_bytes: float) -> dict[str, float]:
+    """The least time that memory, matrix units and LDS need for that much work, each at its published rate."""
+    return {
+        "memory": memory_bytes / MEMORY_BYTES_PER_S,
+        "matrix": sum(flops / MATRIX_FLOPS[kind] for kind, flops in matrix_flops.items()),
+        "lds": lds_bytes / (LDS_BYTES_PER_CLOCK * CLOCK_HZ * COMPUTE_UNITS),
+    }
 
 
 def matrix_work(inst: Instruction) -> tuple[str, int]:

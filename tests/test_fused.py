@@ -63,8 +63,11 @@ def test_the_compiler_for_gfx950_reports_no_trouble(cache, shape):
     assert code.descriptor.scratch_size == 0
     assert code.lds_size <= 160 * 1024
     assert code.metadata[".vgpr_count"] <= 512
-    for wanted in (r"v_mfma_f32_16x16x32_bf16", r"(global|buffer)_load_(lds_)?dwordx4", r"ds_read_b64_tr_b16"):
-        assert re.search(wanted, code.assembly), wanted
+    wanted = [r"v_mfma_f32_16x16x32_bf16", r"(global|buffer)_load_(lds_)?dwordx4"]
+    if cache == "bf16" or triton.__version__ >= "3.9":  # before, fp8 was converted in its own layout
+        wanted.append(r"ds_read_b64_tr_b16")
+    for instruction in wanted:
+        assert re.search(instruction, code.assembly), instruction
 
 
 # ---- On a GPU ----

@@ -124,6 +124,30 @@ def test_wrong_usage_is_refused(kernels, kernel, arguments, says):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(("table", "bytes_a_token"), [("gfx950_fused", "576.0"), ("sm_90_mxfp4", "306.0")])
+def test_a_plan_is_reported(table, bytes_a_token):
+    result = CliRunner(env={"COLUMNS": "150"}).invoke(app, ["isa", "plan", "64", "8192", "--table", table])
+    assert result.exit_code == 0, result.output
+    assert f"bytes read from the cache {bytes_a_token}" in " ".join(result.output.split())
+    assert "v_mfma_f32_16x16x32_bf16" in result.output
+    assert "0 spilled" in result.output
+    assert "computed from an MI355X's published rates, not measured: memory" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["64", "8192", "--table", "gfx950"], "is a8w8_persistent, whose code is not ours"),
+        (["64", "8192", "--table", "gfx951"], "unknown table 'gfx951'"),
+        (["0", "8192"], "must be 1 or more"),
+    ],
+)
+def test_a_plan_that_cannot_be_reported(arguments, says):
+    result = CliRunner(env={"COLUMNS": "150"}).invoke(app, ["isa", "plan", *arguments])
+    assert result.exit_code == 2
+    assert says in result.output
+
+
 def test_a_file_that_is_no_code_object_is_refused(tmp_path):
     path = tmp_path / "kernel.hsaco"
     path.write_bytes(b"not an ELF")
