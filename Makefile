@@ -31,7 +31,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(VENV)/bin/python -c 'import torch, sys; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8))' \
 	    || { echo "the torch found here is older than 2.8: upgrade it, or hide it from $(PYTHON)"; exit 1; }
 	$(VENV)/bin/python -c "import triton" 2>/dev/null && gfx950=gfx950-machine || gfx950=gfx950; \
-	    $(VENV)/bin/python -m pip install --quiet --editable ".[test,lint,$$gfx950]"
+	    $(VENV)/bin/python -m pip install --quiet --editable ".[test,lint,plots,$$gfx950]"
 	touch $@
 
 clean:

@@ -184,6 +184,16 @@ def popcorn(
     raise typer.Exit(code)
 
 
+@app.command()
+def roofline(
+    results: Annotated[Path, typer.Argument(metavar="CSV", help="Measurements, such as results/h200_fused.csv.")],
+    picture: Annotated[Path, typer.Option("--out", metavar="FILE", help="The picture: .png, .svg or .pdf.")],
+) -> None:
+    """Draw measured times as bandwidths beside the roof of memory and launch, the fastest of each shape and cache."""
+    with _errors_in_one_line():
+        _command("picture").draw(results, picture)
+
+
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a wrong number here, no option
 def explain(
     batch_size: Annotated[int, typer.Argument(metavar="BATCH", help="Sequences, 1 or more.")],

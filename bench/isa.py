@@ -277,8 +277,8 @@ class PlanReport:
     """What a fused plan's gfx950 code needs and does.
 
     code: of the decode kernel. tokens: those between the two runs that were counted. counts: executed instructions by
-    class, and by name for matrix instructions, of all waves; lds_bytes: read and written; cache_bytes: of rows and scales. All for
-    `tokens` tokens. seconds: what MI355X's published rates allow for the whole shape, by resource.
+    class, and by name for matrix instructions, of all waves; lds_bytes: read and written; cache_bytes: of rows and
+    scales. All for `tokens` tokens. seconds: what MI355X's published rates allow for the whole shape, by resource.
     """
 
     plan: submission.Plan
