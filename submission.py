@@ -890,7 +890,7 @@ def _fused_kernel(
     rest_offsets = tokens[:, None] * ROW + WIDTH + rest[None, :]
     scales_ptr = scale_ptr + (start + first).to(tl.int64) * scale_row
     peak = tl.full([16], float("-inf"), tl.float32)
-    weight = tl.zeros([16, BLOCK], tl.float32)
+    total = tl.zeros([16, BLOCK], tl.float32)  # a column of tokens each, summed after the loop
     sums = ()
     for _ in tl.static_range(GROUPS):
         sums = sums + (tl.zeros([16, WIDTH], tl.float32),)
@@ -917,18 +917,18 @@ def _fused_kernel(
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         fade = tl.exp2(peak - new_peak)
         probabilities = tl.exp2(scores - new_peak[:, None])
-        weight = weight * fade[:, None] + probabilities
+        total = total * fade[:, None] + probabilities
         peak = new_peak
-        chances = probabilities.to(COMPUTE)
+        weights = probabilities.to(COMPUTE)
         faded = ()
         for g in tl.static_range(GROUPS):
             values = _group(tile, scales, g, LAYOUT, False, PTX, COMPUTE)
-            faded = faded + (tl.dot(chances, values, sums[g] * fade[:, None], input_precision="ieee"),)
+            faded = faded + (tl.dot(weights, values, sums[g] * fade[:, None], input_precision="ieee"),)
         sums = faded
 
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    total = tl.sum(weight, 1)
+    total = tl.sum(total, 1)
     share = tl.where(total > 0, 1.0 / tl.maximum(total, 1e-37), 0.0)
     if MERGE == "none":
         _store_groups(out_ptr + batch.to(tl.int64) * 8192, sums, share * cache_scale, GROUPS)

@@ -56,20 +56,22 @@ def traffic(
     casts_q: bool = False,
     num_splits: int | None = 1,
     page_size: int = 1,
+    partial_bytes: int = 4,
 ) -> Traffic:
     """The bytes of a call that reads `cache` ("bf16", "fp8" or "mxfp4") in `num_splits` parts a sequence.
 
-    page_size: above 1 only the first token of each page is read.
+    page_size: above 1 only the first token of each page is read. partial_bytes: of a value between the kernels; the
+    log-sum-exp that goes with each head's values has 4.
     """
     q_values = batch_size * NUM_HEADS * QK_HEAD_DIM
     outputs = batch_size * NUM_HEADS * V_HEAD_DIM
-    partial_values = batch_size * NUM_HEADS * (V_HEAD_DIM + 1)  # a log-sum-exp a head beside the values
+    part = batch_size * NUM_HEADS * (V_HEAD_DIM * partial_bytes + 4)
     return Traffic(
         cache=batch_size * (kv_seq_len // page_size) * BYTES_PER_TOKEN[cache],
         q=q_values * 2,
         output=outputs * 2,
         q_cast=q_values * 2 if casts_q else 0,
-        partials=None if num_splits is None else partial_values * num_splits * 4 * 2 if num_splits > 1 else 0,
+        partials=None if num_splits is None else part * num_splits * 2 if num_splits > 1 else 0,
     )
 
 
