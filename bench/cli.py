@@ -161,6 +161,74 @@ def cost() -> None:
 
 
 @app.command()
+def compare(
+    case: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BATCHxKV", help="Use this shape in place of the eight benchmarks; can be repeated."),
+    ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run this table of submission.py; can be repeated. By default the GPU's own, none with --plans.",
+        ),
+    ] = None,
+    plans: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPACE",
+            help="Run fused plans: a cache format, splits and the fields of Tile, alternatives between slashes, as in "
+            "fp8,splits=8/16,block=64,merge=last/kernel. What is not named has its default; splits not named are tried "
+            "automatically. Can be repeated. The fastest are listed, and printed as a table to paste.",
+        ),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run this peer only: flashmla-bf16, flashmla-fp8, flashinfer-bf16, flashinfer-fp8, plain; repeatable.",
+        ),
+    ] = None,
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="Run no peer.")] = False,
+    rounds: Annotated[int, typer.Option(help="Timed calls of each contestant and shape.")] = 15,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write a row a contestant and shape to FILE, for `mla roofline`."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the same and all times to FILE.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cuda:N.", show_default=False)] = None,
+    commit: Annotated[
+        str | None,
+        typer.Option(help="The commit to note in the results where this is no git checkout.", show_default=False),
+    ] = None,
+) -> None:
+    """Time our kernel beside its peers on one GPU, in one process, on the same fresh data, all outputs checked.
+
+    The last line is `check: pass` (exit code 0) or `check: fail` (exit code 1: something of ours was wrong or did not
+    run; of a space of plans, one that runs for each shape is enough); wrong usage exits with 2.
+    """
+    with _errors_in_one_line():
+        if peer and no_peers:
+            raise UserError("--peer and --no-peers exclude each other: give one of them")
+        command, report = _command("compare"), _command("report")
+        request = command.Request(
+            tuple(case or ()),
+            tuple(table) if table else None,
+            tuple(plans or ()),
+            tuple(peer) if peer else () if no_peers else None,
+            rounds,
+            csv_file,
+            json_file,
+            device,
+            commit,
+        )
+        passed = command.run(request, report.console(), report.console(stderr=True))
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
 def popcorn(
     mode: Annotated[Mode, typer.Argument(metavar="MODE", help="test, benchmark, leaderboard or profile.")],
     case_file: Annotated[

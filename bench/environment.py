@@ -30,7 +30,7 @@ def describe(device: torch.device) -> dict[str, str | None]:
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": version("triton"),
         "aiter": _aiter(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -50,7 +50,8 @@ def _driver() -> str | None:
     return next((path.read_text().strip() for path in _DRIVER_VERSIONS if path.is_file()), None)
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Of an installed distribution."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -18,7 +18,7 @@ from rich.text import Text
 import submission
 from bench.basics import UserError
 from bench.loading import describe_error, execute, plan_text
-from bench.report import bytes_text, check_json_target, print_header, time_text, write_json
+from bench.report import bytes_text, check_target, print_header, time_text, write_json
 from reference import generate_input
 
 try:
@@ -56,7 +56,7 @@ class Request:
 def run(request: Request, out: Console, progress_console: Console) -> bool:
     """Run the kernel and show the report; whether there was no finding. Raises UserError for bad input."""
     if request.json_file:
-        check_json_target(request.json_file)
+        check_target(request.json_file)
     if request.order not in ORDERS:
         raise UserError(f"--order {request.order}: expected one of {', '.join(o for o in ORDERS if o)}")
     grid = _grid(request.grid)

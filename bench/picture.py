@@ -1,29 +1,34 @@
 """`mla roofline`: measured times as a picture, each shape's bandwidth beside the roof of memory and of a launch."""
 
 import csv
+import itertools
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 try:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as problem:
     raise RuntimeError(f"`mla roofline` needs the plots extra ({problem}): pip install -e '.[plots]'") from problem
 
 from bench.basics import UserError
+from bench.contest import PEER
 from bench.roofline import BYTES_PER_TOKEN, bandwidth_of, traffic
 
-LAUNCH_SECONDS = {"H200": 3.2e-6}  # an empty kernel between two events, measured there
-COLUMNS = ("batch_size", "kv_seq_len", "table", "cache", "median_us", "gpu")
+LAUNCH_SECONDS = {"H200": 3.2e-6}  # an empty kernel between two events, measured there; for results that do not say
+COLUMNS = ("batch_size", "kv_seq_len", "kind", "contestant", "cache", "median_us", "gpu")
 _FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: what it read, how long it took."""
+    """One measurement: the line it belongs to, what it read, how long it took."""
 
     batch_size: int
     kv_seq_len: int
+    line: str
     cache: str
     seconds: float
 
@@ -31,9 +36,25 @@ class Point:
     def bytes(self) -> int:
         return traffic(self.batch_size, self.kv_seq_len, self.cache).compulsory
 
+    @property
+    def rate(self) -> float:
+        return self.bytes / self.seconds
 
-def read_points(path: Path) -> tuple[str, list[Point]]:
-    """The GPU of a results file, and the fastest measurement of each shape and cache. Raises UserError for others."""
+
+@dataclass(frozen=True)
+class Results:
+    """Of a results file: its GPU, the fastest measurement of each shape and line, and the roof that was measured beside
+    them: bytes a second, and the seconds of an empty launch; None where the file does not say."""
+
+    gpu: str
+    points: list[Point]
+    rate: float | None
+    launch: float | None
+
+
+def read_results(path: Path) -> Results:
+    """Ours make up a line a cache format, each peer a line. Rows with a fault are left out. Raises UserError for a file
+    of another kind."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -41,22 +62,40 @@ def read_points(path: Path) -> tuple[str, list[Point]]:
         raise UserError(f"{path} cannot be read: {error}") from error
     if not rows or any(column not in rows[0] for column in COLUMNS):
         raise UserError(f"{path} is no results file: expected a CSV with the columns {', '.join(COLUMNS)}")
-    fastest: dict[tuple[int, int, str], float] = {}
-    for i, row in enumerate(rows, 2):
-        try:
-            key = int(row["batch_size"]), int(row["kv_seq_len"]), row["cache"]
-            seconds = float(row["median_us"]) * 1e-6
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{path}, line {i}: {error}") from error
-        if key[2] not in BYTES_PER_TOKEN or min(*key[:2], seconds) <= 0:
-            raise UserError(
-                f"{path}, line {i}: {key[0]} × {key[1]}, {key[2]!r}, {row['median_us']} µs is no measurement"
-            )
-        fastest[key] = min(seconds, fastest.get(key, seconds))
     gpus = {row["gpu"] for row in rows}
     if len(gpus) > 1:
         raise UserError(f"{path} holds several GPUs ({', '.join(sorted(gpus))}): one picture shows one")
-    return gpus.pop(), [Point(*key, seconds) for key, seconds in fastest.items()]
+    fastest: dict[tuple[int, int, str], Point] = {}
+    for i, row in enumerate(rows, 2):
+        if row.get("fault"):
+            continue
+        point = _point(row, f"{path}, line {i}")
+        key = point.batch_size, point.kv_seq_len, point.line
+        fastest[key] = min(point, fastest.get(key, point), key=lambda p: p.seconds)
+    if not fastest:
+        raise UserError(f"{path} holds no measurement: every row has a fault")
+    rate, launch = _measured(rows, "bytes_per_second"), _measured(rows, "launch_us")
+    return Results(gpus.pop(), list(fastest.values()), rate, launch and launch * 1e-6)
+
+
+def _point(row: dict[str, str], where: str) -> Point:
+    try:
+        shape, cache = (int(row["batch_size"]), int(row["kv_seq_len"])), row["cache"]
+        seconds = float(row["median_us"]) * 1e-6
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}") from error
+    if cache not in BYTES_PER_TOKEN or not 0 < seconds < math.inf or min(shape) < 1:
+        raise UserError(f"{where}: {shape[0]} × {shape[1]}, {cache!r}, {row['median_us']} µs is no measurement")
+    return Point(*shape, row["contestant"] if row["kind"] == PEER else f"ours, {cache} cache", cache, seconds)
+
+
+def _measured(rows: list[dict[str, str]], column: str) -> float | None:
+    """A figure that all rows share, None where it is not there."""
+    try:
+        value = float(rows[0].get(column) or "nan")
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
 
 
 def draw(results: Path, picture: Path) -> None:
@@ -65,36 +104,38 @@ def draw(results: Path, picture: Path) -> None:
         raise UserError(f"--out {picture}: expected a name that ends in {', '.join(_FORMATS)}")
     if not picture.resolve().parent.is_dir():
         raise UserError(f"--out {picture}: there is no folder {picture.resolve().parent}: create it first")
-    gpu, points = read_points(results)
+    read = read_results(results)
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log")
-    by_cache: dict[str, list[Point]] = defaultdict(list)
-    for point in points:
-        by_cache[point.cache].append(point)
-    for (cache, group), marker in zip(sorted(by_cache.items()), "osD^v", strict=False):
-        axes.plot([p.bytes for p in group], [p.bytes / p.seconds for p in group], marker, label=f"{cache} cache")
-    for point in points:
-        if point.cache == "fp8":
-            name = f"{point.batch_size} / {point.kv_seq_len}"
-            place = (point.bytes, point.bytes / point.seconds)
-            axes.annotate(name, place, xytext=(5, -11), textcoords="offset points", fontsize=8)
-    _draw_roof(axes, gpu, sorted(p.bytes for p in points))
-    axes.set(xlabel="bytes that must move (cache, q, output)", ylabel="bytes a second", title=f"MLA decode on {gpu}")
+    lines: dict[str, list[Point]] = defaultdict(list)
+    for point in sorted(read.points, key=lambda p: p.bytes):
+        lines[point.line].append(point)
+    for (line, group), marker in zip(sorted(lines.items()), itertools.cycle("osD^vPX*")):
+        style = "-" if line.startswith("ours") else ":"
+        axes.plot([p.bytes for p in group], [p.rate for p in group], style + marker, label=line, markersize=5)
+    for point in lines.get("ours, fp8 cache", ()):
+        name = f"{point.batch_size} / {point.kv_seq_len}"
+        axes.annotate(name, (point.bytes, point.rate), xytext=(5, -11), textcoords="offset points", fontsize=8)
+    _draw_roof(axes, read)
+    axes.set(xlabel="bytes that must move (cache, q, output)", ylabel="bytes a second")
+    axes.set(title=f"MLA decode on {read.gpu}")
     axes.grid(visible=True, which="both", alpha=0.2)
-    axes.legend()
+    axes.legend(fontsize=8)
     try:
         figure.savefig(picture, dpi=120)
     except OSError as error:
         raise UserError(f"--out {picture} cannot be written: {error}") from error
 
 
-def _draw_roof(axes, gpu: str, sizes: list[int]) -> None:
+def _draw_roof(axes: Axes, read: Results) -> None:
     """The least of memory's bandwidth and of what one launch's time allows, where both are known."""
-    bandwidth = bandwidth_of(gpu)
-    if bandwidth is None:
+    known = bandwidth_of(read.gpu)
+    rate = read.rate or (known and known.bytes_per_second)
+    launch = read.launch or (known and LAUNCH_SECONDS.get(known.device))
+    if rate is None:
         return
-    rate, launch = bandwidth.bytes_per_second, LAUNCH_SECONDS.get(bandwidth.device)
+    sizes = sorted(p.bytes for p in read.points)
     corner = [rate * launch] if launch and sizes[0] < rate * launch < sizes[-1] else []
     ends = [sizes[0], *corner, sizes[-1]]
-    label = f"memory at {rate / 1e12:.2g} TB/s" + (f", an empty launch {launch * 1e6:.1f} µs" if launch else "")
+    label = f"memory at {rate / 1e12:.3g} TB/s" + (f", an empty launch {launch * 1e6:.1f} µs" if launch else "")
     axes.plot(ends, [min(rate, size / launch) if launch else rate for size in ends], "k-", linewidth=1, label=label)

@@ -242,28 +242,32 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def check_json_target(path: Path) -> None:
-    """Raises UserError if `path` could not be written in the end."""
+def check_target(path: Path, option: str = "--json") -> None:
+    """Raises UserError if `path`, the file that `option` names, could not be written in the end."""
     path = path.resolve()
     if not path.parent.is_dir():
-        raise UserError(f"--json {path}: there is no folder {path.parent}: create it first")
+        raise UserError(f"{option} {path}: there is no folder {path.parent}: create it first")
     if path.is_dir():
-        raise UserError(f"--json {path} is a folder: expected the name of a file")
+        raise UserError(f"{option} {path} is a folder: expected the name of a file")
     try:
         if path.exists() and not path.is_file():
             return
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise UserError(f"--json {path}: the folder {path.parent} is not writable ({error})") from error
+        raise UserError(f"{option} {path}: the folder {path.parent} is not writable ({error})") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write all of it or nothing: a reader never sees half a file. Infinity and NaN become strings.
+    """As write_text; infinity and NaN become strings."""
+    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str, option: str = "--json") -> None:
+    """Write all of it or nothing, to the file that `option` names: a reader never sees half a file.
 
     A link is followed; what is no regular file, such as a pipe, is written to as it is. Raises UserError if that fails.
     """
-    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     path = path.resolve()
     try:
         if path.exists() and not path.is_file():
@@ -271,7 +275,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         else:
             _replace(path, text)
     except OSError as error:
-        raise UserError(f"--json {path} cannot be written: {error}") from error
+        raise UserError(f"{option} {path} cannot be written: {error}") from error
 
 
 def _replace(path: Path, text: str) -> None:

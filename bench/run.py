@@ -40,7 +40,7 @@ def run(request: Request, out: Console, err: Console) -> bool:
     """
     cases = _cases(request)
     if request.json:
-        report.check_json_target(request.json)
+        report.check_target(request.json)
     with Worker(request.submission, request.device) as worker:
         setting: Setting = worker.describe(cases, request.table)
         _print_header(out, request, cases, setting)

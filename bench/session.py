@@ -60,7 +60,7 @@ class Session:
 
     def __init__(self, submission: Path, device: str | None, report: Report):
         """Raises UserError for a device that is not there or a file that is no submission."""
-        self._device = _usable_device(device)
+        self._device = usable_device(device)
         self._submission = load(submission)
         self._clock = clock_for(self._device)
         self._report = report
@@ -209,7 +209,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def _usable_device(name: str | None) -> torch.device:
+def usable_device(name: str | None) -> torch.device:
     """The device of that name, made the current one; by default the GPU if there is one."""
     try:
         device = torch.device(name) if name is not None else default_device()

@@ -54,7 +54,7 @@ def run(request: Request, out: Console, err: Console) -> bool:
     names = _names(request)
     scope = Scope(_shapes(request), request.seed or time.time_ns() % 1_000_000, request.quick, request.table)
     if request.json:
-        report.check_json_target(request.json)
+        report.check_target(request.json)
     with Worker(request.submission, request.device) as worker:
         cases = [case_of_shape(shape, Mode.BENCHMARK) for shape in scope.shapes]
         setting: Setting = worker.describe(cases, request.table)

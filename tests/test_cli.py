@@ -237,7 +237,7 @@ def test_json_follows_links_and_writes_to_what_is_no_file(tmp_path):
     assert json.loads((tmp_path / "target.json").read_text()) == {"run": 1}
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    report.check_json_target(tmp_path / "pipe")
+    report.check_target(tmp_path / "pipe")
     report.write_json(tmp_path / "pipe", {"run": 2})
     assert json.loads(os.read(reader, 1000)) == {"run": 2}
     os.close(reader)
@@ -246,7 +246,7 @@ def test_json_follows_links_and_writes_to_what_is_no_file(tmp_path):
 
 def test_json_where_nothing_can_be_written_is_refused_at_once():
     with pytest.raises(UserError, match="is not writable"):
-        report.check_json_target(Path("/proc/out.json"))
+        report.check_target(Path("/proc/out.json"))
 
 
 # ---- mla explain ----
