@@ -100,15 +100,15 @@ def hold(
             for entrant in entrants:
                 entrant.start(data)
         first = number % max(1, len(entrants))
-        outputs = [(entrant, entrant.call(data, clock, timed=number > 0)) for entrant in _from(entrants, first)]
+        outputs = [
+            (entrant, entrant.call(data, clock, timed=number > 0))
+            for entrant in entrants[first:] + entrants[:first]
+            if entrant.result.error is None
+        ]
         if number in (0, rounds):
             _check(data, outputs, report)
         del data, outputs
     return [entrant.result for entrant in entrants]
-
-
-def _from(entrants: list["_Entrant"], first: int) -> list["_Entrant"]:
-    return entrants[first:] + entrants[:first]
 
 
 class _Entrant:
@@ -130,11 +130,11 @@ class _Entrant:
             self.fail(error)
 
     def call(self, data: input_t, clock: Clock, *, timed: bool) -> output_t | None:
-        """The output, None once it has failed."""
-        if self.result.error is not None:
-            return None
+        """The output, None if it failed."""
         try:
             output, nanoseconds = clock.time(self._bind(data), data)
+            if not isinstance(output, torch.Tensor):
+                raise TypeError(f"it returned {type(output).__name__}, expected a tensor")
         except (Exception, SystemExit) as error:
             self.fail(error)
             return None
