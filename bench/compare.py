@@ -185,7 +185,8 @@ def _build(
     with ThreadPoolExecutor(1) as pool:
         theirs = pool.submit(peers.build, chosen)
         if plans:
-            _compile(list(plans), device)
+            with contextlib.suppress(Exception):
+                _compile(list(plans), device)
         theirs.result()
 
 

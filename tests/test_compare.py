@@ -488,6 +488,20 @@ def test_on_a_gpu(tmp_path):
 
 
 @on_gpu
+def test_compiling_ahead_leaves_nothing_to_compile(monkeypatch):
+    import triton
+
+    compiled = []
+    plans = [Plan("fused", num_splits=4, tile=Tile(cache, merge="kernel")) for cache in ("bf16", "fp8", "mxfp4")]
+    compare._compile(plans, torch.device("cuda", torch.cuda.current_device()))
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **event: compiled.append(event["repr"]))
+    data = generate_input(4, 1, 1024, 1, device="cuda")
+    for plan in plans:
+        submission.custom_kernel(data, plan=plan)
+    assert not compiled
+
+
+@on_gpu
 def test_ceilings_are_plausible():
     """An empty launch takes microseconds; memory does not beat 20 TB/s, nor does reading lag far behind copying."""
     from bench.ceilings import measure
