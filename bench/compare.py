@@ -38,6 +38,11 @@ from task import TestSpec
 
 DEFAULT_ROUNDS = 15
 _LISTED = 3  # of a space's plans, a shape and cache
+_LEGEND = (
+    "!: wrong, see below. spread: the largest (p90 − p10) / median. Gate A, B: relative L2 of the worst sequence against "
+    "float32 attention over what is read, and over the bf16 cache. floor: cache, q and output once at the measured rate. "
+    f"× {peers.YARDSTICK}: how many times faster, by geomean"
+)
 _TILE_FIELDS = tuple(field.name for field in dataclasses.fields(Tile) if field.name != "cache")
 COLUMNS = (
     "batch_size", "kv_seq_len", "kind", "contestant", "version", "table", "precision", "cache", "runner", "num_splits",
@@ -286,12 +291,12 @@ def _print_results(out: Console, cases: Sequence[TestSpec], results: Sequence[Re
     names = list(dict.fromkeys(r.contestant.name for r in results))
     shapes = [(args["batchsize"], args["kvseqlen"]) for args in cases]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    table.add_column("median, µs", overflow="fold", min_width=20)
+    table.add_column("median, µs", overflow="fold", min_width=19, max_width=34)
     for batch, length in shapes:
         table.add_column(f"{batch}/{length}", justify="right", no_wrap=True)
     ratio = f"× {peers.YARDSTICK}"
     for name in ("geomean", "spread", "gate A", "gate B", *([ratio] if peers.YARDSTICK in names else [])):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=name != ratio)
     yardstick = [best.get((peers.YARDSTICK, shape)) for shape in shapes]
     for name in names:
         mine = [best[name, shape] for shape in shapes]
@@ -301,15 +306,7 @@ def _print_results(out: Console, cases: Sequence[TestSpec], results: Sequence[Re
         cells = [*(f"{ns / 1e3:.1f}" for ns in floors), f"{geometric_mean(floors) / 1e3:.1f}"]
         table.add_row(f"floor, {cache} cache", *cells, style="dim")
     out.print(table)
-    out.print(
-        Text(
-            "spread: the largest (p90 − p10) / median. Gate A, B: relative L2 of the worst sequence against float32 "
-            "attention over what is read, and over the bf16 cache. floor: cache, q and output once at the measured rate"
-            + (f". {ratio}: how many times faster, geomean" if peers.YARDSTICK in names else ""),
-            style="dim",
-        ),
-        soft_wrap=True,
-    )
+    out.print(Text(_LEGEND, style="dim"), soft_wrap=True)
     for text in _fault_lines(results):
         out.print(Text(text, style="red"), soft_wrap=True)
 
@@ -318,7 +315,7 @@ def _time_cell(result: Result) -> Text:
     if result.error:
         return Text("error", style="red")
     text = f"{result.median_ns / 1e3:.1f}"
-    return Text(f"{text} WRONG", style="red") if result.fault else Text(text)
+    return Text(f"{text}!", style="red") if result.fault else Text(text)
 
 
 def _summary_cells(mine: Sequence[Result], yardstick: Sequence[Result | None]) -> list[str]:

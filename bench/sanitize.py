@@ -7,6 +7,7 @@ without a GPU.
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator
 
@@ -76,6 +77,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("bench.sanitize needs a GPU: run it where torch sees one", file=sys.stderr)
         return 2
+    os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # what is outside a tensor is outside an allocation
     device = torch.device("cuda", torch.cuda.current_device())
     return check(device, "amd" if torch.version.hip else "nvidia", tables_of(device))
 
