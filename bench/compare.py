@@ -39,8 +39,8 @@ from task import TestSpec
 DEFAULT_ROUNDS = 15
 _LISTED = 3  # of a space's plans, a shape and cache
 _LEGEND = (
-    "!: wrong, see below. spread: the largest (p90 − p10) / median. Gate A, B: relative L2 of the worst sequence against "
-    "float32 attention over what is read, and over the bf16 cache. floor: cache, q and output once at the measured rate. "
+    "!: wrong, see below. spread: the largest (p90 − p10) / median. Gate A, B: relative L2 of the worst sequence to "
+    "float32 attention over what is read, and over the bf16 cache. floor: cache, q and output at the measured rate. "
     f"× {peers.YARDSTICK}: how many times faster, by geomean"
 )
 _TILE_FIELDS = tuple(field.name for field in dataclasses.fields(Tile) if field.name != "cache")
