@@ -94,9 +94,10 @@ def run(request: Request, out: Console, err: Console) -> bool:
     _check_request(request)
     device, clock = _gpu(request.device)
     tables = request.tables if request.tables is not None else () if spaces else tables_of(device)
-    present = [peer for peer in chosen if peer.installed]
-    contests = [_contestants(case, tables, spaces, present, device) for case in cases]
-    _build(present, contests, device, err)
+    ours = [_ours(case, tables, spaces, device) for case in cases]
+    plans = list(dict.fromkeys(contestant.plan for mine in ours for contestant in mine))
+    theirs = _build([peer for peer in chosen if peer.installed], plans, device, err)
+    contests = [[*mine, *theirs] for mine in ours]
     machine = environment.describe(device)
     machine["git_commit"] = machine["git_commit"] or request.commit
     setting = Setting(device, machine, measure_ceilings(clock, device))
@@ -153,46 +154,39 @@ def tables_of(device: torch.device) -> tuple[str, ...]:
     return tuple(name for name in TABLES if name.startswith(own))
 
 
-def _contestants(
-    args: TestSpec,
-    tables: Sequence[str],
-    spaces: Sequence[Space],
-    chosen: Sequence[peers.Peer],
-    device: torch.device,
-) -> list[Contestant]:
+def _ours(args: TestSpec, tables: Sequence[str], spaces: Sequence[Space], device: torch.device) -> list[Contestant]:
+    """Of a shape: each table's plan, then each space's."""
     shape = args["batchsize"], args["kvseqlen"]
-    ours = [_ours(f"table {table}", plan_for(*shape, table=table), table=table) for table in tables]
+    found = [_plan(f"table {table}", plan_for(*shape, table=table), table=table) for table in tables]
     for space in spaces:
         plans = space.plans(*shape, processors_of(device))
-        ours += [_ours(f"plans {space.text}", plan, may_fail=len(plans) > 1) for plan in plans]
-    return ours + [
-        Contestant(peer.name, PEER, peer.precision, f"{peer.package} {environment.version(peer.package)}", peer.start)
-        for peer in chosen
-    ]
+        found += [_plan(f"plans {space.text}", plan, may_fail=len(plans) > 1) for plan in plans]
+    return found
 
 
 def processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _ours(name: str, plan: Plan, **options: Any) -> Contestant:
+def _plan(name: str, plan: Plan, **options: Any) -> Contestant:
     # Whoever names a table with larger pages wants to see what it does.
     call = functools.partial(custom_kernel, plan=plan, kernels_honour_page_size=plan.page_size > 1)
     return Contestant(name, OURS, plan.precision, "", lambda data: lambda data: call, plan=plan, **options)
 
 
-def _build(
-    chosen: Sequence[peers.Peer], contests: Sequence[Sequence[Contestant]], device: torch.device, err: Console
-) -> None:
-    """Compile everything side by side. What goes wrong here shows again when it is called."""
+def _build(chosen: Sequence[peers.Peer], plans: Sequence[Plan], device: torch.device, err: Console) -> list[Contestant]:
+    """Compile everything side by side; the peers as contestants. What goes wrong shows when it is called."""
     err.print("compiling")
-    plans = dict.fromkeys(c.plan for contest in contests for c in contest if c.plan and c.plan.tile)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(peers.build, chosen)
-        if plans:
-            with contextlib.suppress(Exception):
-                _compile(list(plans), device)
-        theirs.result()
+        built = pool.submit(peers.build, chosen)
+        with contextlib.suppress(Exception):
+            _compile([plan for plan in plans if plan.tile], device)
+        return [
+            Contestant(
+                peer.name, PEER, peer.precision, f"{peer.package} {environment.version(peer.package)}", peer.start
+            )
+            for peer in built.result()
+        ]
 
 
 def _compile(plans: Sequence[Plan], device: torch.device) -> None:

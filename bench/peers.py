@@ -5,11 +5,11 @@ starts is bound to each new data outside the timed call (views of the cache, sca
 call then does all that depends on q, a cast of it included.
 """
 
-import contextlib
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,15 +53,24 @@ def choose(keys: Sequence[str]) -> list[Peer]:
     return [known[key] for key in dict.fromkeys(keys)]
 
 
-def build(peers: Sequence[Peer]) -> None:
-    """Compile side by side those that compile at their first call. What goes wrong here shows again when they start."""
-
-    def attempt(peer: Peer) -> None:
-        with contextlib.suppress(Exception):
-            peer.build()
-
+def build(peers: Sequence[Peer]) -> list[Peer]:
+    """Compile side by side those that compile when first used. One that fails is given back so that starting it raises
+    its error: it would take as long to fail again for each shape."""
     with ThreadPoolExecutor() as pool:
-        list(pool.map(attempt, [peer for peer in peers if peer.build]))
+        return list(pool.map(_built, peers))
+
+
+def _built(peer: Peer) -> Peer:
+    try:
+        if peer.build:
+            peer.build()
+    except Exception as error:
+        return replace(peer, start=functools.partial(_raise, error))
+    return peer
+
+
+def _raise(error: Exception, data: input_t) -> Bind:
+    raise error
 
 
 # ---- FlashMLA, as packaged by SGLang: its kernels for Hopper ----
@@ -132,9 +141,9 @@ def _build_flashinfer(kv_dtype: torch.dtype) -> None:
     from flashinfer.jit import gen_batch_mla_module
 
     rope = QK_ROPE_HEAD_DIM
-    gen_batch_mla_module(
-        "fa3", torch.bfloat16, kv_dtype, torch.bfloat16, torch.int32, V_HEAD_DIM, rope, False
-    ).build_and_load()
+    gen_batch_mla_module("fa3", torch.bfloat16, kv_dtype, torch.bfloat16, torch.int32, V_HEAD_DIM, rope, False).build(
+        need_lock=True
+    )
 
 
 def _start_flashinfer(data: input_t, cache: str) -> Bind:

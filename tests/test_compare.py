@@ -1,6 +1,7 @@
 """mla compare: on a CPU with a stand-in clock and stand-in contestants, and for real on a GPU."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import sys
@@ -48,7 +49,7 @@ class Field:
     def __init__(self, monkeypatch):
         self.clock, self.us, self.broken = StandInClock(), {}, {}
         monkeypatch.setattr(compare, "_gpu", lambda name: (CPU, self.clock))
-        monkeypatch.setattr(compare, "_build", lambda *arguments: None)
+        monkeypatch.setattr(compare, "_compile", lambda *arguments: None)
         monkeypatch.setattr(compare, "measure_ceilings", lambda *arguments: compare.Ceilings(3000.0, 4.0e12, 4.2e12))
         monkeypatch.setattr(compare, "processors_of", lambda device: 132)
         monkeypatch.setattr(compare, "tables_of", lambda device: ("sm_90",))
@@ -225,6 +226,22 @@ def test_an_output_that_is_kept_from_an_earlier_call_is_seen():
 
     [result] = hold([contestant("stale", stale)], ARGS, 2, StandInClock(), CPU, lambda *step: None)
     assert "gate A" in result.fault
+
+
+def test_a_peer_that_cannot_be_built_fails_once_and_is_a_row(field, monkeypatch):
+    attempts = []
+
+    def build():
+        attempts.append(1)
+        raise OSError("no nvcc")
+
+    first, *others = peers.PEERS
+    monkeypatch.setattr(peers, "PEERS", (dataclasses.replace(first, build=build), *others))
+    result = small("--case", "1x200")
+    assert result.exit_code == 0
+    assert f"{peers.YARDSTICK}: OSError: no nvcc (2 times, first 2 × 40)" in result.output
+    assert line_of(result.output, "plain Triton bf16")[3:5] == ["10.0", "10.0"]
+    assert len(attempts) == 1
 
 
 # ---- the contest itself ----
