@@ -26,6 +26,13 @@ try:
     import triton.language as tl
 except ImportError:  # the runners on aiter do without
     triton = tl = None
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.language.nvidia.hopper import async_copy
+except ImportError:  # an older Triton: the fused kernel has a design that does without
+    gluon = gl = hopper = async_copy = None
 
 NUM_HEADS = 16
 QK_HEAD_DIM = 576
@@ -39,13 +46,15 @@ FP8_MAX = 448.0
 @dataclass(frozen=True)
 class Tile:
     """What else the fused kernel is told: the cache it reads ("bf16", "fp8" or "mxfp4"), tokens a tile, warps a
-    program, tiles in flight, and who merges several splits: the "last" program of a sequence, or a second "kernel"."""
+    program, tiles in flight, who merges several splits (the "last" program of a sequence, or a second "kernel"), and
+    the design: "plain" runs everywhere, "wgmma" is for an sm_90 GPU, the fp8 cache, tiles of 64 and a second kernel."""
 
     cache: str
     block: int = 64
     warps: int = 4
     stages: int = 3
     merge: str = "last"
+    design: str = "plain"
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,20 @@ V50_TABLE: Table = {
 
 # The fused kernel: the fastest of its bf16 and fp8 plans on an NVIDIA H200 (driver 580.159.04, torch 2.11.0, Triton
 # 3.6.0; L2 flushed, median).
+_WGMMA = Tile("fp8", stages=2, merge="kernel", design="wgmma")
 SM90_TABLE: Table = {
+    (4, 1024): Plan("fused", num_splits=16, tile=_WGMMA),
+    (4, 8192): Plan("fused", num_splits=32, tile=_WGMMA),
+    (32, 1024): Plan("fused", num_splits=4, tile=_WGMMA),
+    (32, 8192): Plan("fused", num_splits=8, tile=_WGMMA),
+    (64, 1024): Plan("fused", num_splits=2, tile=_WGMMA),
+    (64, 8192): Plan("fused", num_splits=4, tile=_WGMMA),
+    (256, 1024): Plan("fused", num_splits=1, tile=_WGMMA),
+    (256, 8192): Plan("fused", num_splits=1, tile=_WGMMA),
+}
+
+# The same in the plain design, for a Triton that lacks what the other needs.
+SM90_PLAIN_TABLE: Table = {
     (4, 1024): Plan("fused", num_splits=16, tile=Tile("fp8", warps=8, merge="kernel")),
     (4, 8192): Plan("fused", num_splits=32, tile=Tile("fp8", merge="kernel")),
     (32, 1024): Plan("fused", num_splits=4, tile=Tile("fp8")),
@@ -129,7 +151,7 @@ def _with_tile(table: Table, **changes: object) -> Table:
 
 
 # The same with the mxfp4 cache, whose error is another: a choice, no default, and not tuned.
-SM90_MXFP4_TABLE: Table = _with_tile(SM90_TABLE, cache="mxfp4")
+SM90_MXFP4_TABLE: Table = _with_tile(SM90_PLAIN_TABLE, cache="mxfp4")
 
 # The fused kernel on an MI355X: a candidate that nobody has timed there. About 256 programs, one a compute unit.
 GFX950_FUSED_TABLE: Table = {
@@ -142,10 +164,11 @@ TABLES: dict[str, Table] = {
     "gfx950_fused": GFX950_FUSED_TABLE,
     "sm_90": SM90_TABLE,
     "sm_90_mxfp4": SM90_MXFP4_TABLE,
+    "sm_90_plain": SM90_PLAIN_TABLE,
     "v50": V50_TABLE,
 }
 # By GPU architecture; one without a table of its own uses DEFAULT_TABLE.
-TABLE_OF_ARCH = {"gfx950": "gfx950", "sm_90": "sm_90"}
+TABLE_OF_ARCH = {"gfx950": "gfx950", "sm_90": "sm_90" if hasattr(hopper, "mma_v2") else "sm_90_plain"}
 DEFAULT_TABLE = "gfx950"
 
 # What get_mla_metadata_v1 does on gfx950 (aiter csrc/kernels/mla/metadata/v1_0_device.cuh).
@@ -298,6 +321,7 @@ _CONFIG = {
 }
 _FORMATS = ("bf16", "fp8", "mxfp4")
 _BF16, _FP8, _INT32, _FLOAT32 = (torch.bfloat16,), (FP8,), (torch.int32,), (torch.float32,)
+_ROWS = ((QK_HEAD_DIM,), (QK_HEAD_DIM // 2,))  # how the shapes of q and the caches end
 _FP4_DTYPES = (getattr(torch, "float4_e2m1fn_x2", torch.uint8), torch.uint8)
 _E8M0_DTYPES = (getattr(torch, "float8_e8m0fnu", torch.uint8), torch.uint8)
 
@@ -367,6 +391,8 @@ def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple, dtypes: tuple, 
         raise InputError(f"{name} is on {tensor.device}, q on {device}: put all tensors on one device")
     if not tensor.is_contiguous():
         raise InputError(f"{name} is not contiguous: pass {name}.contiguous(), the kernels would read other rows")
+    if shape[-1:] in _ROWS and tensor.data_ptr() % 16:
+        raise InputError(f"{name} must start at a multiple of 16 bytes, as the kernels load it: pass {name}.clone()")
 
 
 def _check_mxfp4_scales(scales: torch.Tensor, total_kv: int, device: torch.device) -> None:
@@ -443,6 +469,11 @@ def _check_tile(plan: Plan) -> None:
     for name, allowed in _TILE_CHOICES.items():
         if getattr(tile, name) not in allowed:
             raise InputError(f"plan.tile.{name} must be one of {allowed}, got {getattr(tile, name)!r}")
+    for name, allowed in _WGMMA_CHOICES.items() if tile.design == "wgmma" else ():
+        if getattr(tile, name) not in allowed:
+            raise InputError(
+                f"plan.tile.{name} must be {allowed[0]!r} for the design 'wgmma', got {getattr(tile, name)!r}"
+            )
 
 
 def _check_uniform(problem: Problem) -> None:
@@ -684,14 +715,17 @@ def run_a8w8_persistent(problem: Problem, plan: Plan, output: torch.Tensor) -> N
 # ---- The fused kernel: one Triton source for NVIDIA, AMD and Triton's interpreter ----
 
 FUSED_PRECISIONS = {"bf16": "a16w16", "fp8": "a16w8", "mxfp4": "a16w4"}
-MAX_FUSED_SPLITS = 128  # _merge_kernel holds all parts of a head at once
+MAX_FUSED_SPLITS = 128
+_MERGED_AT_ONCE = 32  # parts
 _TILE_CHOICES = {
     "cache": tuple(FUSED_PRECISIONS),
     "block": (16, 32, 64, 128),
     "warps": (1, 2, 4, 8),
     "stages": (1, 2, 3, 4),
     "merge": ("last", "kernel"),
+    "design": ("plain", "wgmma"),
 }
+_WGMMA_CHOICES = {"cache": ("fp8",), "block": (64,), "warps": (4,), "merge": ("kernel",)}
 # LAYOUT: how the elements of a cache tile hold values: one each, two e4m3 in an int16, or four e2m1 in an int16.
 # Element c of a row holds the dims groups × c, groups × c + 1, …; what is g-th in all elements makes up group g.
 # Nothing is ever interleaved: each group has its own products and its own accumulator.
@@ -804,19 +838,36 @@ def _merge_parts(partial_ptr, lse_ptr, out_ptr, batch, splits, cache_scale):
 def _merge_kernel(
     partial_ptr, lse_ptr, scale_ptr, out_ptr, splits, PARTS: constexpr, SCALED: constexpr, PDL: constexpr
 ):
-    """Program (h, b) merges the parts of head h of sequence b, up to PARTS of them at once, a power of two."""
+    """Program (h, b) merges the parts of head h of sequence b, PARTS of them at a time. A thread has the same dims of
+    all parts: nothing is exchanged, and all loads are under way at once."""
     head, batch = tl.program_id(0), tl.program_id(1)
-    parts, dims = tl.arange(0, PARTS), tl.arange(0, 512)
-    rows = (batch.to(tl.int64) * splits + parts) * 16 + head
+    dims = tl.arange(0, 512)
+    row = batch.to(tl.int64) * splits * 16 + head
     cache_scale = tl.load(scale_ptr) if SCALED else 1.0
     if PDL:
         tl.extra.cuda.gdc_wait()
-    lse = tl.load(lse_ptr + rows, mask=parts < splits, other=float("-inf"))
-    values = tl.load(partial_ptr + rows[:, None] * 512 + dims[None, :], mask=(parts < splits)[:, None], other=0.0)
-    peak = tl.max(lse, 0)
-    shares = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))
-    total = tl.sum(shares, 0)
-    sums = tl.sum(values.to(tl.float32) * shares[:, None], 0)
+    peak = float("-inf")
+    total = 0.0
+    sums = tl.zeros([512], tl.float32)
+    for first in range(0, splits, PARTS):
+        lses = ()
+        values = ()
+        new_peak = peak
+        for part in tl.static_range(PARTS):
+            # Beyond the last part it is read again, with no weight.
+            at = row + tl.minimum(first + part, splits - 1) * 16
+            lses = lses + (tl.where(first + part < splits, tl.load(lse_ptr + at), float("-inf")),)
+            values = values + (tl.load(partial_ptr + at * 512 + dims),)
+            new_peak = tl.maximum(new_peak, lses[part])
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        fade = tl.exp2(peak - base)
+        sums *= fade
+        total *= fade
+        for part in tl.static_range(PARTS):
+            share = tl.exp2(lses[part] - base)
+            sums += values[part].to(tl.float32) * share
+            total += share
+        peak = new_peak
     factor = tl.where(total > 0, cache_scale / tl.maximum(total, 1e-37), 0.0)
     tl.store(out_ptr + (batch.to(tl.int64) * 16 + head) * 512 + dims, (sums * factor).to(out_ptr.dtype.element_ty))
 
@@ -945,6 +996,208 @@ def _fused_kernel(
             _merge_parts(partial_ptr, lse_ptr, out_ptr, batch, splits, cache_scale)
 
 
+# ---- The same for sm_90 and the fp8 cache: Gluon, in whose terms layouts and barriers are explicit ----
+#
+# Tiles come by cp.async into a ring in shared memory, swizzled as wgmma reads them. Keys are multiplied there as they
+# are, in fp8, with the query in two fp8 parts, which hold a bfloat16 exactly; tokens are the 64 rows of wgmma, heads
+# its columns. Values are read from the same bytes in pairs of dims, transposed, made float16 in registers, and
+# multiplied by mma with the dims as rows, so that nothing converted goes back to shared memory.
+
+_gluon_jit = gluon.jit if hasattr(hopper, "mma_v2") else lambda function: function
+# Names that changed between Triton 3.6 and 3.9.
+_async_load = getattr(async_copy, "async_load", None) or getattr(async_copy, "async_copy_global_to_shared", None)
+_barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
+_shared = getattr(gl, "shared_memory_descriptor", None)
+_view_as = getattr(_shared, "reinterpret", None) or getattr(_shared, "_reinterpret", None)
+
+
+@_gluon_jit
+def _load_tile(tile_s, rest_s, tile_ptr, offsets, rest_offsets, rows, rest_rows, left):
+    """Start to copy the first 64 of `left` rows, or as many as there are and zeros."""
+    if left >= 64:
+        _async_load(tile_s, tile_ptr + offsets)
+        _async_load(rest_s, tile_ptr + rest_offsets)
+    elif left > 0:
+        _async_load(tile_s, tile_ptr + offsets, mask=(rows < left)[:, None])
+        _async_load(rest_s, tile_ptr + rest_offsets, mask=(rest_rows < left)[:, None])
+    async_copy.commit_group()
+
+
+@_gluon_jit
+def _store_in_two_parts(q_s, q, power):
+    """(16, dims) times a power of two a head, as the sum of two fp8: (32, dims), the first 16 rows and the others."""
+    q *= power[:, None]
+    high = q.to(gl.float8e4nv)
+    q_s.slice(0, 16).store(high)
+    q_s.slice(16, 16).store((q - high.to(gl.float32)).to(gl.float8e4nv))
+
+
+@_gluon_jit
+def _unpacked_pairs(x):
+    """fp8 pairs, tokens side by side in a register, as float16: the even dims and the odd ones."""
+    return gl.inline_asm_elementwise(
+        "{.reg .b16 h0, h1; .reg .b32 p; prmt.b32 p, $2, 0, 0x3120; mov.b32 {h0, h1}, p; "
+        "cvt.rn.f16x2.e4m3x2 $0, h0; cvt.rn.f16x2.e4m3x2 $1, h1;}",
+        "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@_gluon_jit
+def _products(tile_s, q_s, FIRST: constexpr, LAYOUT: constexpr):
+    zeros = gl.full([64, 32], 0.0, gl.float32, LAYOUT)
+    return hopper.warpgroup_mma(
+        tile_s.slice(FIRST, 128, 1), q_s.slice(FIRST, 128, 1).permute([1, 0]), zeros, use_acc=False, is_async=True
+    )
+
+
+@_gluon_jit
+def _scores(tile_s, rest_s, q_s, rest_q_s, LAYOUT: constexpr):
+    """Keys times both parts of the query, (64 tokens, 16 heads) float32. wgmma keeps 14 bits or so of a sum of fp8
+    products, so there are four sums of 128 dims, the last of 192."""
+    BOTH: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32])
+    a = _products(tile_s, q_s, 0, BOTH)
+    b = _products(tile_s, q_s, 128, BOTH)
+    c = _products(tile_s, q_s, 256, BOTH)
+    d = _products(tile_s, q_s, 384, BOTH)
+    d = hopper.warpgroup_mma(rest_s, rest_q_s.permute([1, 0]), d, is_async=True)
+    a, b, c, d = hopper.warpgroup_mma_wait(0, [a, b, c, d])
+    high, low = gl.split(gl.permute(gl.reshape((a + b) + (c + d), [64, 2, 16]), [0, 2, 1]))
+    return gl.convert_layout(high + low, LAYOUT, assert_trivial=True)
+
+
+@_gluon_jit
+def _approximate(OPERATION: constexpr, x):
+    """lg2 or rcp, to 2^-22 or so."""
+    return gl.inline_asm_elementwise(
+        OPERATION + ".approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@_gluon_jit
+def _wgmma_kernel(
+    q_ptr,
+    cache_ptr,
+    scale_ptr,
+    kv_indptr,
+    partial_ptr,
+    lse_ptr,
+    out_ptr,
+    sm_scale,
+    STAGES: constexpr,
+    SPLIT: constexpr,
+):
+    """Program (s, b) attends to the s-th part of sequence b. SPLIT: it leaves a partial result and its lse, else the
+    output. 4 warps."""
+    SCORES: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])  # tokens × heads
+    SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
+    LOADS: constexpr = gl.BlockedLayout([1, 16], [1, 32], [4, 1], [1, 0])
+    REST_LOADS: constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])
+    REST_QUERY: constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
+    SWIZZLED: constexpr = gl.NVMMASharedLayout(128, 8)
+    REST_SWIZZLED: constexpr = gl.NVMMASharedLayout(64, 8)
+    split, batch, splits = gl.program_id(0), gl.program_id(1), gl.num_programs(0)
+
+    # The query is asked for first: behind the tiles it would arrive after them.
+    start, end = gl.load(kv_indptr + batch), gl.load(kv_indptr + batch + 1)
+    rows, columns = gl.arange(0, 64, gl.SliceLayout(1, LOADS)), gl.arange(0, 512, gl.SliceLayout(0, LOADS))
+    rest_rows, rest = gl.arange(0, 64, gl.SliceLayout(1, REST_LOADS)), gl.arange(0, 64, gl.SliceLayout(0, REST_LOADS))
+    heads, rest_heads = gl.arange(0, 16, gl.SliceLayout(1, LOADS)), gl.arange(0, 16, gl.SliceLayout(1, REST_QUERY))
+    q_row = q_ptr + batch.to(gl.int64) * (16 * 576)
+    q = gl.load(q_row + heads[:, None] * 576 + columns[None, :]).to(gl.float32)
+    rest_dims = 512 + gl.arange(0, 64, gl.SliceLayout(0, REST_QUERY))
+    q_rest = gl.load(q_row + rest_heads[:, None] * 576 + rest_dims[None, :]).to(gl.float32)
+
+    per_split = gl.cdiv(gl.cdiv(end - start, splits), 64) * 64
+    first = split * per_split
+    count = gl.minimum(end - start - first, per_split)
+    tile_ptr = cache_ptr + (start + first).to(gl.int64) * 576
+    offsets = rows[:, None] * 576 + columns[None, :]
+    rest_offsets = rest_rows[:, None] * 576 + 512 + rest[None, :]
+    tiles_s = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 512], SWIZZLED)
+    rests_s = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 64], REST_SWIZZLED)
+    for i in gl.static_range(STAGES):
+        _load_tile(tiles_s.index(i), rests_s.index(i), tile_ptr, offsets, rest_offsets, rows, rest_rows, count - i * 64)
+        tile_ptr += 64 * 576
+
+    # A power of two a head brings its largest element to 128 … 256. An infinite one or NaN makes the scores NaN.
+    top = gl.max(gl.abs(q_rest), 1)
+    top = gl.maximum(gl.max(gl.abs(q), 1), gl.convert_layout(top, gl.SliceLayout(1, LOADS), assert_trivial=True))
+    exponent = top.to(gl.int32, bitcast=True) >> 23
+    bounded = gl.minimum(gl.maximum(exponent, 8), 254)
+    power = ((261 - bounded) << 23).to(gl.float32, bitcast=True)
+    undone = gl.where(exponent == 255, 0x7FC00000, (bounded - 7) << 23).to(gl.float32, bitcast=True)
+    q_s = gl.allocate_shared_memory(gl.float8e4nv, [32, 512], SWIZZLED)
+    rest_q_s = gl.allocate_shared_memory(gl.float8e4nv, [32, 64], REST_SWIZZLED)
+    _store_in_two_parts(q_s, q, power)
+    _store_in_two_parts(rest_q_s, q_rest, gl.convert_layout(power, gl.SliceLayout(1, REST_QUERY)))
+    hopper.fence_async_shared()
+    cache_scale = gl.load(scale_ptr)
+    to_log2 = gl.convert_layout(undone, gl.SliceLayout(0, SCORES)) * (sm_scale * 1.4426950408889634 * cache_scale)
+
+    weights_s = gl.allocate_shared_memory(gl.float16, [64, 16], gl.NVMMASharedLayout(32, 16))
+    tokens = gl.arange(0, 64, gl.SliceLayout(1, SCORES))
+    peak = gl.full([16], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
+    total = gl.full([64, 16], 0.0, gl.float32, SCORES)  # a row of tokens each, summed after the loop
+    sums = ()  # of the even and the odd dims of 128 each
+    for _ in gl.static_range(8):
+        sums = sums + (gl.full([64, 16], 0.0, gl.float32, SUMS),)
+    slot = 0
+    for at in range(0, count, 64):
+        async_copy.wait_group(STAGES - 1)
+        _barrier()
+        tile_s, rest_s = tiles_s.index(slot), rests_s.index(slot)
+        scores = _scores(tile_s, rest_s, q_s, rest_q_s, SCORES) * to_log2[None, :]
+        scores = gl.where((tokens < count - at)[:, None], scores, float("-inf"))
+        new_peak = gl.maximum(peak, gl.max(scores, 0))
+        fade = gl.exp2(peak - new_peak)
+        peak = new_peak
+        weights = gl.exp2(scores - peak[None, :])
+        total = total * fade[None, :] + weights
+        weights_s.store(weights.to(gl.float16))
+        fade = gl.convert_layout(fade, gl.SliceLayout(0, SUMS))[None, :]
+        _barrier()
+        shared_weights = weights_s.load(gl.DotOperandLayout(1, SUMS, 2))
+        pairs_s = _view_as(tile_s, gl.int16, [64, 256], gl.NVMMASharedLayout(128, 16))
+        faded = ()
+        for i in gl.static_range(4):
+            pairs = pairs_s.slice(i * 64, 64, 1).permute([1, 0]).load(gl.DotOperandLayout(0, SUMS, 2))
+            even, odd = _unpacked_pairs(pairs)
+            even = hopper.mma_v2(even, shared_weights, sums[2 * i] * fade)
+            odd = hopper.mma_v2(odd, shared_weights, sums[2 * i + 1] * fade)
+            faded = faded + (even, odd)
+        sums = faded
+        _barrier()
+        _load_tile(tile_s, rest_s, tile_ptr, offsets, rest_offsets, rows, rest_rows, count - at - STAGES * 64)
+        tile_ptr += 64 * 576
+        slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+    async_copy.wait_group(0)
+
+    if SPLIT:
+        tl.extra.cuda.gdc_launch_dependents()
+    whole = gl.sum(total, 0)
+    some = gl.maximum(whole, 1e-37)
+    factor = gl.where(whole > 0, _approximate("rcp", some), 0.0)
+    if SPLIT:
+        part = batch.to(gl.int64) * splits + split
+        lse = gl.where(whole > 0, peak + _approximate("lg2", some), float("-inf"))
+        gl.store(lse_ptr + part * 16 + gl.arange(0, 16, gl.SliceLayout(0, SCORES)), lse)
+        row_ptr = partial_ptr + part * 8192
+    else:
+        factor *= cache_scale
+        row_ptr = out_ptr + batch.to(gl.int64) * 8192
+    # Two dims at a time, as they lie in the sums.
+    factor = gl.convert_layout(factor, gl.SliceLayout(0, SUMS))[None, :]
+    heads, pairs = gl.arange(0, 16, gl.SliceLayout(0, SUMS)), gl.arange(0, 64, gl.SliceLayout(1, SUMS))
+    KIND: constexpr = "bf16x2" if row_ptr.dtype.element_ty == gl.bfloat16 else "f16x2"
+    for i in gl.static_range(4):
+        word = gl.inline_asm_elementwise(
+            "cvt.rn." + KIND + ".f32 $0, $2, $1;", "=r,r,r",
+            [sums[2 * i] * factor, sums[2 * i + 1] * factor], dtype=gl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+        words_ptr = row_ptr.to(gl.pointer_type(gl.int32))
+        gl.store(words_ptr + heads[None, :] * 256 + i * 64 + pairs[:, None], word)
+
+
 class Launch(NamedTuple):
     """One launch of a Triton kernel: kernel[grid](**arguments, **constants, **options)."""
 
@@ -973,14 +1226,18 @@ def fused_launches(
     the E8M0 codes (total_kv or more, 18 or more), else any; kv_indptr (batch + 1,) int32, read on the device only;
     output (batch, 16, 512) of any floating type; tickets (batch,) int32, zero before and after.
     target: "nvidia", "amd", or "interpreter", where products are in float32.
+
+    Raises ValueError for the design "wgmma" on another target than "nvidia" or with another output than bfloat16.
     """
     tile, splits, batch = plan.tile, plan.num_splits, q.shape[0]
+    if tile.design == "wgmma" and (target != "nvidia" or output.dtype != torch.bfloat16):
+        raise ValueError(f"the design 'wgmma' is for nvidia and a bfloat16 output, got {target} and {output.dtype}")
     scaled = tile.cache == "fp8"
     layout, scale_row = "one", 0
     if tile.cache == "mxfp4":
         layout, scale_row = "fp4 quad", scale.stride(0)
         cache, scale = cache.view(torch.uint8).view(torch.int16), scale.view(torch.uint8)
-    elif scaled and target != "amd":
+    elif scaled and target != "amd" and tile.design == "plain":
         layout, cache = "fp8 pair", cache.view(torch.int16)
     compute = tl.float32 if target == "interpreter" else tl.float16 if layout == "fp8 pair" else tl.bfloat16
     merge = "none" if splits == 1 else tile.merge
@@ -989,40 +1246,41 @@ def fused_launches(
     partial = q.new_empty(parts * V_HEAD_DIM, dtype=torch.float16 if scaled else torch.float32)
     lse = q.new_empty(parts, dtype=torch.float32)
     overlap = target == "nvidia" and merge == "kernel"
-    decode = Launch(
-        _fused_kernel,
-        (splits, batch),
-        {
-            "q_ptr": q,
-            "cache_ptr": cache,
-            "scale_ptr": scale,
-            "kv_indptr": kv_indptr,
-            "partial_ptr": partial,
-            "lse_ptr": lse,
-            "tickets_ptr": tickets,
-            "out_ptr": output,
-            "sm_scale": sm_scale,
-            "scale_row": scale_row,
-        },
-        {
-            "LAYOUT": layout,
-            "GROUPS": _GROUPS[layout],
-            "SCALED": scaled,
-            "BLOCK": tile.block,
-            "MERGE": merge,
-            "COMPUTE": compute,
-            "PTX": target == "nvidia",
-            "PDL": overlap,
-        },
-        {"num_warps": tile.warps, "num_stages": tile.stages},
-    )
+    arguments = {
+        "q_ptr": q,
+        "cache_ptr": cache,
+        "scale_ptr": scale,
+        "kv_indptr": kv_indptr,
+        "partial_ptr": partial,
+        "lse_ptr": lse,
+        "tickets_ptr": tickets,
+        "out_ptr": output,
+        "sm_scale": sm_scale,
+        "scale_row": scale_row,
+    }
+    constants = {
+        "LAYOUT": layout,
+        "GROUPS": _GROUPS[layout],
+        "SCALED": scaled,
+        "BLOCK": tile.block,
+        "MERGE": merge,
+        "COMPUTE": compute,
+        "PTX": target == "nvidia",
+        "PDL": overlap,
+    }
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    decode = Launch(_fused_kernel, (splits, batch), arguments, constants, options)
+    if tile.design == "wgmma":
+        del arguments["tickets_ptr"], arguments["scale_row"]
+        constants = {"STAGES": tile.stages, "SPLIT": splits > 1}
+        decode = Launch(_wgmma_kernel, (splits, batch), arguments, constants, {"num_warps": tile.warps})
     if merge != "kernel":
         return [decode]
     combine = Launch(
         _merge_kernel,
         (NUM_HEADS, batch),
         {"partial_ptr": partial, "lse_ptr": lse, "scale_ptr": scale, "out_ptr": output, "splits": splits},
-        {"PARTS": 1 << (splits - 1).bit_length(), "SCALED": scaled, "PDL": overlap},
+        {"PARTS": min(_MERGED_AT_ONCE, 1 << (splits - 1).bit_length()), "SCALED": scaled, "PDL": overlap},
         {"num_warps": 4} | ({"launch_pdl": True} if overlap else {}),
     )
     return [decode, combine]
@@ -1040,17 +1298,23 @@ def run_fused(problem: Problem, plan: Plan, output: torch.Tensor) -> None:
         "mxfp4": (problem.kv_mxfp4, problem.kv_mxfp4_scales),
     }[plan.tile.cache]
     tickets = _tickets(problem.batch_size, device)
-    target = _triton_target(device)
+    target = _triton_target(device, plan.tile.design)
     for kernel, grid, arguments, constants, options in fused_launches(
         problem.q, cache, scale, problem.kv_indptr, problem.sm_scale, plan, output, tickets, target
     ):
         kernel[grid](**arguments, **constants, **options)
 
 
-def _triton_target(device: torch.device) -> str:
-    """What the fused kernel is compiled for. Raises RuntimeError where it cannot run."""
+@functools.lru_cache(maxsize=64)
+def _triton_target(device: torch.device, design: str = "plain") -> str:
+    """What the fused kernel is compiled for. Raises RuntimeError where it cannot run in that design."""
     if triton is None:
         raise RuntimeError("the fused runner needs Triton: pip install triton, or choose another plan")
+    if design == "wgmma" and not _has_wgmma(device):
+        raise RuntimeError(
+            f"the design 'wgmma' needs an sm_90 GPU and Triton 3.6 or later; this is {device} with Triton "
+            f"{triton.__version__}. Use the design 'plain', such as by the table sm_90_plain"
+        )
     if device.type == "cuda":
         return "amd" if torch.version.hip else "nvidia"
     if isinstance(_fused_kernel, triton.JITFunction):
@@ -1059,6 +1323,15 @@ def _triton_target(device: torch.device) -> str:
             "TRITON_INTERPRET=1 before the start"
         )
     return "interpreter"
+
+
+def _has_wgmma(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and not torch.version.hip
+        and torch.cuda.get_device_capability(device) == (9, 0)
+        and hasattr(hopper, "mma_v2")
+    )
 
 
 @dataclass(frozen=True)
@@ -1076,9 +1349,10 @@ class Runner:
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
         """What a warm call with `plan` launches."""
+        first = ("_wgmma_kernel",) if plan.tile and plan.tile.design == "wgmma" else self.first
         if (self.one_split_is_final and plan.num_splits == 1) or (plan.tile and plan.tile.merge == "last"):
-            return self.first
-        return (*self.first, self.reduce)
+            return first
+        return (*first, self.reduce)
 
 
 _CAST = "q cast to float8_e4m3fn"
@@ -1137,7 +1411,7 @@ def custom_kernel(
     if RUNNERS[plan.runner].on_aiter:
         _aiter()
     else:
-        _triton_target(problem.q.device)
+        _triton_target(problem.q.device, plan.tile.design)
     if strict:
         _check_uniform(problem)
         _check_range(problem, plan)

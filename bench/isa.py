@@ -303,6 +303,8 @@ def report_plan(batch_size: int, kv_seq_len: int, table: str | None) -> PlanRepo
         raise UserError(
             f"the plan of {batch_size} × {kv_seq_len} is {plan.runner}, whose code is not ours: try --table"
         )
+    if plan.tile.design != "plain":
+        raise UserError(f"the design {plan.tile.design!r} of table {table} is not for gfx950: try --table gfx950_fused")
     with _errors_of_the_machine():
         few, many = (_run_plan(plan, tiles * plan.tile.block) for tiles in _PLAN_TILES)
     tokens = (_PLAN_TILES[1] - _PLAN_TILES[0]) * plan.tile.block

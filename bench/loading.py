@@ -128,7 +128,8 @@ def _keywords(function: Any) -> set[str]:
 def plan_text(plan: Any) -> str:
     """A plan in a few words: "a8w8_persistent, 4 splits", "fused fp8, 4 splits"."""
     tile = getattr(plan, "tile", None)
-    cache = f" {tile.cache}" if hasattr(tile, "cache") else ""
+    design = f" {tile.design}" if getattr(tile, "design", "plain") != "plain" else ""
+    cache = f" {tile.cache}{design}" if hasattr(tile, "cache") else ""
     splits = getattr(plan, "num_splits", None)
     page_size = getattr(plan, "page_size", 1)
     count = "aiter's splits" if splits is None else "1 split" if splits == 1 else f"{splits} splits"

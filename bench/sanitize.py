@@ -38,11 +38,15 @@ def plans(tables: tuple[str, ...]) -> Iterator[Plan]:
     """All that is run: with one split there is nothing to merge."""
     tiles = [Tile(cache) for cache in FUSED_PRECISIONS]
     tiles += [plan.tile for name in tables for plan in TABLES[name].values() if plan.tile]
-    variants = dict.fromkeys(dataclasses.replace(tile, merge=merge) for tile in tiles for merge in MERGES)
+    variants = dict.fromkeys(dataclasses.replace(tile, merge=merge) for tile in tiles for merge in _merges(tile))
     for tile in variants:
         for splits in SPLITS:
-            if splits > 1 or tile.merge == MERGES[0]:
+            if splits > 1 or tile.merge == _merges(tile)[0]:
                 yield Plan("fused", num_splits=splits, tile=tile)
+
+
+def _merges(tile: Tile) -> tuple[str, ...]:
+    return MERGES if tile.design == "plain" else (tile.merge,)
 
 
 def draw() -> input_t:

@@ -2,6 +2,7 @@
 refusals besides. test_fused_interpreted.py has it interpreted."""
 
 import re
+import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -70,6 +71,45 @@ def test_the_compiler_for_gfx950_reports_no_trouble(cache, shape):
         assert re.search(instruction, code.assembly), instruction
 
 
+# ---- sm_90 machine code ----
+
+
+@pytest.mark.skipif(not hasattr(submission.hopper, "mma_v2"), reason="needs Triton 3.6 or later")
+@pytest.mark.parametrize("splits", [1, 5])
+def test_the_compiler_for_sm_90_reports_no_trouble(splits, tmp_path):
+    """No spills, two programs in a multiprocessor, keys multiplied as fp8, 16-byte loads, transposed reads."""
+    compiled = compile_for_sm_90(Plan("fused", splits, tile=submission._WGMMA))
+    assert 2 * (compiled.metadata.shared + 1024) <= 228 * 1024
+    for instruction in (
+        r"wgmma\.mma_async\.sync\.aligned\.m64n32k32\.f32\.e4m3\.e4m3",
+        r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans",
+        r"cp\.async\.cg\.shared\.global.*, 0x10",
+    ):
+        assert re.search(instruction, compiled.asm["ptx"]), instruction
+    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+    dump = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(tmp_path / "kernel.cubin")]
+    usage = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL"))
+    assert stack == local == 0
+    assert 2 * 128 * registers <= 65536
+
+
+def compile_for_sm_90(plan: Plan):
+    """What Triton makes of the first launch, on a machine that needs no GPU."""
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
+    types |= {torch.float8_e4m3fn: "*fp8e4nv", float: "fp32"}
+    case = Ragged([64], "fp8", seed=1)
+    case.out = case.out.bfloat16()
+    kernel, _, arguments, constants, options = case.launches(plan, "nvidia")[0]
+    signature = {name: types[getattr(a, "dtype", type(a))] for name, a in arguments.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(arguments.values()) if isinstance(a, torch.Tensor)}
+    source = GluonASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
 # ---- On a GPU ----
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -100,8 +140,69 @@ def test_on_a_gpu(cache, splits, merge, block, warps):
         assert not case.tickets.any()
 
 
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or not submission._has_wgmma(torch.device("cuda", torch.cuda.current_device())),
+    reason="needs an sm_90 GPU and Triton 3.6 or later",
+)
+
+
+def run_on_gpu(case: Ragged, plan: Plan) -> None:
+    """Fill case.out, on the case's own tickets; case is moved to the GPU."""
+    for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
+        setattr(case, name, _on_gpu(getattr(case, name)))
+    case.out.fill_(torch.nan)
+    for kernel, grid, arguments, constants, options in case.launches(plan, "nvidia"):
+        kernel[grid](**arguments, **constants, **options)
+
+
+@on_hopper
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("splits", [1, 2, 5, 33, 128])
+def test_wgmma(splits, stages):
+    case = Ragged([700, 0, 1, 33, 64, 129, 65, 2], "fp8", seed=splits)
+    case.out = case.out.bfloat16()
+    run_on_gpu(case, Plan("fused", splits, tile=replace(submission._WGMMA, stages=stages)))
+    assert max(case.errors()) < 0.004
+
+
+@on_hopper
+@pytest.mark.parametrize(
+    ("scale_q", "change"),
+    [
+        (1e6, lambda kv: kv * 1e-6),
+        (1e-6, lambda kv: kv * 1e5),
+        (1e-38, lambda kv: kv),
+        (1.0, lambda kv: torch.where(torch.arange(576) == 77, kv * 1000, kv)),
+        (40.0, lambda kv: kv),
+        (1.0, torch.zeros_like),
+    ],
+)
+def test_wgmma_with_hard_numbers(scale_q, change):
+    """A query past float16's range, near float32's bottom, an outlier channel, large logits, a cache of zeros."""
+    case = Ragged([200, 33], "fp8", seed=9)
+    case.out = case.out.bfloat16()
+    kv = change(torch.randn(233, 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()).bfloat16()
+    case.q = (case.q * scale_q).bfloat16()
+    case.hold(kv, "fp8")
+    run_on_gpu(case, Plan("fused", 2, tile=submission._WGMMA))
+    assert max(case.errors()) < 0.004 if case.held.any() else not case.out.any()
+
+
+@on_hopper
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_wgmma_does_not_hide_a_query_that_is_not_finite(wrong):
+    case = Ragged([70, 33], "fp8", seed=2)
+    case.out = case.out.bfloat16()
+    case.q[1, 3, 40] = wrong
+    run_on_gpu(case, Plan("fused", 1, tile=submission._WGMMA))
+    assert torch.isfinite(case.out[0]).all()
+    assert torch.isnan(case.out[1, 3]).all()
+
+
 @on_gpu
-@pytest.mark.parametrize("table", ["sm_90", "sm_90_mxfp4", "gfx950_fused"])
+@pytest.mark.parametrize(
+    "table", ["sm_90_plain", "sm_90_mxfp4", "gfx950_fused", pytest.param("sm_90", marks=on_hopper)]
+)
 @pytest.mark.parametrize("shape", [(4, 1024), (32, 1024), (4, 8192), (3, 777)], ids=str)
 def test_the_tables_on_a_gpu(table, shape):
     data = generate_input(shape[0], 1, shape[1], 7)
@@ -124,6 +225,10 @@ def test_the_tables_on_a_gpu(table, shape):
         (fused_plan("fp8", 1, block=48), "plan.tile.block must be one of (16, 32, 64, 128), got 48"),
         (fused_plan("fp8", 1, merge="first"), "plan.tile.merge must be one of"),
         (fused_plan("fp8", 1, warps=3), "plan.tile.warps must be one of"),
+        (Plan("fused", 1, tile=replace(submission._WGMMA, design="tma")), "plan.tile.design must be one of"),
+        (Plan("fused", 1, tile=replace(submission._WGMMA, cache="bf16")), "must be 'fp8' for the design 'wgmma'"),
+        (Plan("fused", 1, tile=replace(submission._WGMMA, merge="last")), "must be 'kernel' for the design 'wgmma'"),
+        (Plan("fused", 1, tile=replace(submission._WGMMA, block=32)), "must be 64 for the design 'wgmma', got 32"),
     ],
 )
 def test_plans_that_cannot_be_run_are_refused(plan, says):
@@ -143,13 +248,21 @@ def test_without_a_gpu_the_fused_runner_says_what_to_do():
         custom_kernel(generate_input(1, 1, 64, 1, device="cpu"), plan=fused_plan("bf16", 1))
 
 
+def test_where_wgmma_cannot_run_it_is_refused(monkeypatch):
+    data = generate_input(1, 1, 64, 1, device="cpu")
+    with pytest.raises(RuntimeError, match="needs an sm_90 GPU"):
+        custom_kernel(data, plan=Plan("fused", 1, tile=submission._WGMMA))
+    with pytest.raises(ValueError, match="for nvidia and a bfloat16 output, got amd"):
+        Ragged([1], "fp8", 1).launches(Plan("fused", 1, tile=submission._WGMMA), "amd")
+
+
 def test_without_triton_the_fused_runner_says_so(monkeypatch):
     monkeypatch.setattr(submission, "triton", None)
     with pytest.raises(RuntimeError, match="needs Triton"):
         custom_kernel(generate_input(1, 1, 64, 1, device="cpu"), plan=fused_plan("bf16", 1))
 
 
-@pytest.mark.parametrize("table", ["sm_90", "sm_90_mxfp4", "gfx950_fused"])
+@pytest.mark.parametrize("table", ["sm_90", "sm_90_plain", "sm_90_mxfp4", "gfx950_fused"])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 777), (256, 8192), (300, 40), (1, 100_000)], ids=str)
 def test_every_shape_has_a_legal_fused_plan(table, shape):
     plan = plan_for(*shape, table=table)
@@ -174,9 +287,19 @@ def test_the_table_follows_the_architecture(monkeypatch, hip, properties, table)
     submission._table_of.cache_clear()
 
 
-@pytest.mark.parametrize(("merge", "splits", "launched"), [("last", 4, 1), ("kernel", 4, 2), ("kernel", 1, 1)])
-def test_the_launches_are_those_explained(merge, splits, launched):
-    plan = fused_plan("fp8", splits, merge=merge)
-    kernels = [launch.kernel.__name__ for launch in Ragged([64], "fp8", 1).launches(plan, "nvidia")]
+@pytest.mark.parametrize(
+    ("tile", "splits", "launched"),
+    [
+        (Tile("fp8"), 4, 1),
+        (Tile("fp8", merge="kernel"), 4, 2),
+        (Tile("fp8", merge="kernel"), 1, 1),
+        (submission._WGMMA, 4, 2),
+        (submission._WGMMA, 1, 1),
+    ],
+)
+def test_the_launches_are_those_explained(tile, splits, launched):
+    plan, case = Plan("fused", splits, tile=tile), Ragged([64], "fp8", 1)
+    case.out = case.out.bfloat16()
+    kernels = [launch.kernel.__name__ for launch in case.launches(plan, "nvidia")]
     assert kernels == list(submission.RUNNERS["fused"].kernels(plan))
     assert len(kernels) == launched
