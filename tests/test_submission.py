@@ -55,7 +55,7 @@ def _id(plan: Plan) -> str:
 def _judge(data, plan: Plan | None = None, **options):
     output = custom_kernel(data, plan=plan, strict=True)
     batch, length = data[4]["batch_size"], data[4]["kv_seq_len"]
-    return check_exact(data, output, (plan or plan_for(batch, length)).precision, **options)
+    return check_exact(data, output, (plan or plan_for(batch, length, device=data[0].device)).precision, **options)
 
 
 # ---- Exact ----
