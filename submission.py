@@ -998,71 +998,74 @@ def _fused_kernel(
 
 # ---- The same for sm_90 and the fp8 cache: Gluon, in whose terms layouts and barriers are explicit ----
 #
-# Tiles come by cp.async into a ring in shared memory, swizzled as wgmma reads them. Keys are multiplied there as they
-# are, in fp8, with the query in two fp8 parts, which hold a bfloat16 exactly; tokens are the 64 rows of wgmma, heads
-# its columns. Values are read from the same bytes in pairs of dims, transposed, made float16 in registers, and
-# multiplied by mma with the dims as rows, so that nothing converted goes back to shared memory.
+# Tiles come by cp.async into a ring in shared memory and are read from there in pairs of dims, as keys in rows and as
+# values transposed, and made float16 in registers: nothing converted goes back to shared memory. Scores are products of
+# wgmma, whose 64 rows are the tokens and whose columns are the heads; outputs are products of mma with dims as rows.
+# wgmma would take the keys as fp8, but keeps 14 bits or so of a sum of fp8 products: too few for large logits.
 
 _gluon_jit = gluon.jit if hasattr(hopper, "mma_v2") else lambda function: function
 # Names that changed between Triton 3.6 and 3.9.
 _async_load = getattr(async_copy, "async_load", None) or getattr(async_copy, "async_copy_global_to_shared", None)
 _barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
-_shared = getattr(gl, "shared_memory_descriptor", None)
-_view_as = getattr(_shared, "reinterpret", None) or getattr(_shared, "_reinterpret", None)
 
 
 @_gluon_jit
-def _load_tile(tile_s, rest_s, tile_ptr, offsets, rest_offsets, rows, rest_rows, left):
-    """Start to copy the first 64 of `left` rows, or as many as there are and zeros."""
+def _load_rows(slot_s, first_ptr, columns, left, STEP: constexpr, LAYOUT: constexpr):
+    """Start to copy `columns` of the first 64 of `left` rows, or of as many as there are and zeros. The threads have
+    STEP rows at a time: their addresses differ by constants, which cost no instruction."""
+    rows = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    near_ptr = first_ptr + (rows % STEP * 288)[:, None] + columns[None, :]
     if left >= 64:
-        _async_load(tile_s, tile_ptr + offsets)
-        _async_load(rest_s, tile_ptr + rest_offsets)
+        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * 288))[:, None])
     elif left > 0:
-        _async_load(tile_s, tile_ptr + offsets, mask=(rows < left)[:, None])
-        _async_load(rest_s, tile_ptr + rest_offsets, mask=(rest_rows < left)[:, None])
-    async_copy.commit_group()
+        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * 288))[:, None], mask=(rows < left)[:, None])
 
 
 @_gluon_jit
-def _store_in_two_parts(q_s, q, power):
-    """(16, dims) times a power of two a head, as the sum of two fp8: (32, dims), the first 16 rows and the others."""
-    q *= power[:, None]
-    high = q.to(gl.float8e4nv)
-    q_s.slice(0, 16).store(high)
-    q_s.slice(16, 16).store((q - high.to(gl.float32)).to(gl.float8e4nv))
+def _store_query(groups_s, q, power):
+    """(16, dims) times a power of two a head, as float16. A key's pairs of dims are unpacked to a group of the dims 4j
+    and 4j + 1 and another of the rest, and meet the like of the query."""
+    DIMS: constexpr = q.shape[1]
+    q = gl.reshape((q * power[:, None]).to(gl.float16), [16, DIMS // 4, 2, 2])
+    first, second = gl.split(gl.permute(q, [0, 1, 3, 2]))
+    groups_s.index(0).store(gl.reshape(first, [16, DIMS // 2]))
+    groups_s.index(1).store(gl.reshape(second, [16, DIMS // 2]))
 
 
 @_gluon_jit
-def _unpacked_pairs(x):
-    """fp8 pairs, tokens side by side in a register, as float16: the even dims and the odd ones."""
+def _unpacked(x, KEYS: constexpr):
+    """fp8 pairs, two in a register, as two float16 tensors: of the first and second pair's values where neighbours are
+    pairs of dims (KEYS); where they are tokens, of the even and the odd dims."""
+    PICK: constexpr = "mov.b32 p, $2;" if KEYS else "prmt.b32 p, $2, 0, 0x3120;"
     return gl.inline_asm_elementwise(
-        "{.reg .b16 h0, h1; .reg .b32 p; prmt.b32 p, $2, 0, 0x3120; mov.b32 {h0, h1}, p; "
+        "{.reg .b16 h0, h1; .reg .b32 p; " + PICK + " mov.b32 {h0, h1}, p; "
         "cvt.rn.f16x2.e4m3x2 $0, h0; cvt.rn.f16x2.e4m3x2 $1, h1;}",
         "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
     )  # fmt: skip
 
 
 @_gluon_jit
-def _products(tile_s, q_s, FIRST: constexpr, LAYOUT: constexpr):
-    zeros = gl.full([64, 32], 0.0, gl.float32, LAYOUT)
-    return hopper.warpgroup_mma(
-        tile_s.slice(FIRST, 128, 1), q_s.slice(FIRST, 128, 1).permute([1, 0]), zeros, use_acc=False, is_async=True
-    )
+def _add_products(scores, pairs_s, groups_s, FIRST: constexpr, LENGTH: constexpr):
+    """scores (64 tokens, 16) plus keys times query over LENGTH pairs of dims; on its way when this returns."""
+    keys = pairs_s.slice(FIRST, LENGTH, 1).load(gl.DotOperandLayout(0, scores.type.layout, 2))
+    first, second = _unpacked(keys, True)
+    query = groups_s.index(0).slice(FIRST, LENGTH, 1).permute([1, 0])
+    scores = hopper.warpgroup_mma(first, query, scores, is_async=True)
+    query = groups_s.index(1).slice(FIRST, LENGTH, 1).permute([1, 0])
+    return hopper.warpgroup_mma(second, query, scores, is_async=True)
 
 
 @_gluon_jit
-def _scores(tile_s, rest_s, q_s, rest_q_s, LAYOUT: constexpr):
-    """Keys times both parts of the query, (64 tokens, 16 heads) float32. wgmma keeps 14 bits or so of a sum of fp8
-    products, so there are four sums of 128 dims, the last of 192."""
-    BOTH: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32])
-    a = _products(tile_s, q_s, 0, BOTH)
-    b = _products(tile_s, q_s, 128, BOTH)
-    c = _products(tile_s, q_s, 256, BOTH)
-    d = _products(tile_s, q_s, 384, BOTH)
-    d = hopper.warpgroup_mma(rest_s, rest_q_s.permute([1, 0]), d, is_async=True)
-    a, b, c, d = hopper.warpgroup_mma_wait(0, [a, b, c, d])
-    high, low = gl.split(gl.permute(gl.reshape((a + b) + (c + d), [64, 2, 16]), [0, 2, 1]))
-    return gl.convert_layout(high + low, LAYOUT, assert_trivial=True)
+def _scores(pairs_s, rest_pairs_s, groups_s, rest_groups_s, LAYOUT: constexpr):
+    """Keys times query, (64 tokens, 16 heads) float32, in two sums by turns: few registers are in use at once."""
+    zeros = gl.full([64, 16], 0.0, gl.float32, LAYOUT)
+    a = _add_products(zeros, pairs_s, groups_s, 0, 64)
+    b = _add_products(zeros, pairs_s, groups_s, 64, 64)
+    a = _add_products(hopper.warpgroup_mma_wait(2, [a]), pairs_s, groups_s, 128, 64)
+    b = _add_products(hopper.warpgroup_mma_wait(2, [b]), pairs_s, groups_s, 192, 64)
+    a = _add_products(hopper.warpgroup_mma_wait(2, [a]), rest_pairs_s, rest_groups_s, 0, 32)
+    a, b = hopper.warpgroup_mma_wait(0, [a, b])
+    return a + b
 
 
 @_gluon_jit
@@ -1090,46 +1093,46 @@ def _wgmma_kernel(
     output. 4 warps."""
     SCORES: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])  # tokens × heads
     SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
-    LOADS: constexpr = gl.BlockedLayout([1, 16], [1, 32], [4, 1], [1, 0])
-    REST_LOADS: constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])
-    REST_QUERY: constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
-    SWIZZLED: constexpr = gl.NVMMASharedLayout(128, 8)
-    REST_SWIZZLED: constexpr = gl.NVMMASharedLayout(64, 8)
+    LOADS: constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    REST_LOADS: constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
+    QUERY: constexpr = gl.BlockedLayout([1, 16], [1, 32], [4, 1], [1, 0])
+    REST_QUERY: constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    SWIZZLED: constexpr = gl.NVMMASharedLayout(128, 16)
+    REST_SWIZZLED: constexpr = gl.NVMMASharedLayout(64, 16)
     split, batch, splits = gl.program_id(0), gl.program_id(1), gl.num_programs(0)
 
     # The query is asked for first: behind the tiles it would arrive after them.
     start, end = gl.load(kv_indptr + batch), gl.load(kv_indptr + batch + 1)
-    rows, columns = gl.arange(0, 64, gl.SliceLayout(1, LOADS)), gl.arange(0, 512, gl.SliceLayout(0, LOADS))
-    rest_rows, rest = gl.arange(0, 64, gl.SliceLayout(1, REST_LOADS)), gl.arange(0, 64, gl.SliceLayout(0, REST_LOADS))
-    heads, rest_heads = gl.arange(0, 16, gl.SliceLayout(1, LOADS)), gl.arange(0, 16, gl.SliceLayout(1, REST_QUERY))
+    heads, rest_heads = gl.arange(0, 16, gl.SliceLayout(1, QUERY)), gl.arange(0, 16, gl.SliceLayout(1, REST_QUERY))
+    dims, rest_dims = gl.arange(0, 512, gl.SliceLayout(0, QUERY)), 512 + gl.arange(0, 64, gl.SliceLayout(0, REST_QUERY))
     q_row = q_ptr + batch.to(gl.int64) * (16 * 576)
-    q = gl.load(q_row + heads[:, None] * 576 + columns[None, :]).to(gl.float32)
-    rest_dims = 512 + gl.arange(0, 64, gl.SliceLayout(0, REST_QUERY))
+    q = gl.load(q_row + heads[:, None] * 576 + dims[None, :]).to(gl.float32)
     q_rest = gl.load(q_row + rest_heads[:, None] * 576 + rest_dims[None, :]).to(gl.float32)
 
     per_split = gl.cdiv(gl.cdiv(end - start, splits), 64) * 64
     first = split * per_split
     count = gl.minimum(end - start - first, per_split)
-    tile_ptr = cache_ptr + (start + first).to(gl.int64) * 576
-    offsets = rows[:, None] * 576 + columns[None, :]
-    rest_offsets = rest_rows[:, None] * 576 + 512 + rest[None, :]
-    tiles_s = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 512], SWIZZLED)
-    rests_s = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 64], REST_SWIZZLED)
+    tile_ptr = cache_ptr + (start + first).to(gl.int64) * 288
+    columns, rest = gl.arange(0, 256, gl.SliceLayout(0, LOADS)), 256 + gl.arange(0, 32, gl.SliceLayout(0, REST_LOADS))
+    tiles_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, 256], SWIZZLED)
+    rests_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, 32], REST_SWIZZLED)
     for i in gl.static_range(STAGES):
-        _load_tile(tiles_s.index(i), rests_s.index(i), tile_ptr, offsets, rest_offsets, rows, rest_rows, count - i * 64)
-        tile_ptr += 64 * 576
+        _load_rows(tiles_s.index(i), tile_ptr, columns, count - i * 64, 4, LOADS)
+        _load_rows(rests_s.index(i), tile_ptr, rest, count - i * 64, 32, REST_LOADS)
+        async_copy.commit_group()
+        tile_ptr += 64 * 288
 
-    # A power of two a head brings its largest element to 128 … 256. An infinite one or NaN makes the scores NaN.
+    # A power of two a head brings its largest element to 1 … 2. An infinite one or NaN makes the scores NaN.
     top = gl.max(gl.abs(q_rest), 1)
-    top = gl.maximum(gl.max(gl.abs(q), 1), gl.convert_layout(top, gl.SliceLayout(1, LOADS), assert_trivial=True))
+    top = gl.maximum(gl.max(gl.abs(q), 1), gl.convert_layout(top, gl.SliceLayout(1, QUERY), assert_trivial=True))
     exponent = top.to(gl.int32, bitcast=True) >> 23
-    bounded = gl.minimum(gl.maximum(exponent, 8), 254)
-    power = ((261 - bounded) << 23).to(gl.float32, bitcast=True)
-    undone = gl.where(exponent == 255, 0x7FC00000, (bounded - 7) << 23).to(gl.float32, bitcast=True)
-    q_s = gl.allocate_shared_memory(gl.float8e4nv, [32, 512], SWIZZLED)
-    rest_q_s = gl.allocate_shared_memory(gl.float8e4nv, [32, 64], REST_SWIZZLED)
-    _store_in_two_parts(q_s, q, power)
-    _store_in_two_parts(rest_q_s, q_rest, gl.convert_layout(power, gl.SliceLayout(1, REST_QUERY)))
+    bounded = gl.minimum(gl.maximum(exponent, 1), 253)
+    power = ((254 - bounded) << 23).to(gl.float32, bitcast=True)
+    undone = gl.where(exponent == 255, 0x7FC00000, bounded << 23).to(gl.float32, bitcast=True)
+    groups_s = gl.allocate_shared_memory(gl.float16, [2, 16, 256], gl.NVMMASharedLayout(128, 16))
+    rest_groups_s = gl.allocate_shared_memory(gl.float16, [2, 16, 32], gl.NVMMASharedLayout(64, 16))
+    _store_query(groups_s, q, power)
+    _store_query(rest_groups_s, q_rest, gl.convert_layout(power, gl.SliceLayout(1, REST_QUERY)))
     hopper.fence_async_shared()
     cache_scale = gl.load(scale_ptr)
     to_log2 = gl.convert_layout(undone, gl.SliceLayout(0, SCORES)) * (sm_scale * 1.4426950408889634 * cache_scale)
@@ -1146,7 +1149,7 @@ def _wgmma_kernel(
         async_copy.wait_group(STAGES - 1)
         _barrier()
         tile_s, rest_s = tiles_s.index(slot), rests_s.index(slot)
-        scores = _scores(tile_s, rest_s, q_s, rest_q_s, SCORES) * to_log2[None, :]
+        scores = _scores(tile_s, rest_s, groups_s, rest_groups_s, SCORES) * to_log2[None, :]
         scores = gl.where((tokens < count - at)[:, None], scores, float("-inf"))
         new_peak = gl.maximum(peak, gl.max(scores, 0))
         fade = gl.exp2(peak - new_peak)
@@ -1157,18 +1160,19 @@ def _wgmma_kernel(
         fade = gl.convert_layout(fade, gl.SliceLayout(0, SUMS))[None, :]
         _barrier()
         shared_weights = weights_s.load(gl.DotOperandLayout(1, SUMS, 2))
-        pairs_s = _view_as(tile_s, gl.int16, [64, 256], gl.NVMMASharedLayout(128, 16))
         faded = ()
         for i in gl.static_range(4):
-            pairs = pairs_s.slice(i * 64, 64, 1).permute([1, 0]).load(gl.DotOperandLayout(0, SUMS, 2))
-            even, odd = _unpacked_pairs(pairs)
+            pairs = tile_s.slice(i * 64, 64, 1).permute([1, 0]).load(gl.DotOperandLayout(0, SUMS, 2))
+            even, odd = _unpacked(pairs, False)
             even = hopper.mma_v2(even, shared_weights, sums[2 * i] * fade)
             odd = hopper.mma_v2(odd, shared_weights, sums[2 * i + 1] * fade)
             faded = faded + (even, odd)
         sums = faded
         _barrier()
-        _load_tile(tile_s, rest_s, tile_ptr, offsets, rest_offsets, rows, rest_rows, count - at - STAGES * 64)
-        tile_ptr += 64 * 576
+        _load_rows(tile_s, tile_ptr, columns, count - at - STAGES * 64, 4, LOADS)
+        _load_rows(rest_s, tile_ptr, rest, count - at - STAGES * 64, 32, REST_LOADS)
+        async_copy.commit_group()
+        tile_ptr += 64 * 288
         slot = gl.where(slot == STAGES - 1, 0, slot + 1)
     async_copy.wait_group(0)
 
@@ -1237,7 +1241,7 @@ def fused_launches(
     if tile.cache == "mxfp4":
         layout, scale_row = "fp4 quad", scale.stride(0)
         cache, scale = cache.view(torch.uint8).view(torch.int16), scale.view(torch.uint8)
-    elif scaled and target != "amd" and tile.design == "plain":
+    elif scaled and target != "amd":
         layout, cache = "fp8 pair", cache.view(torch.int16)
     compute = tl.float32 if target == "interpreter" else tl.float16 if layout == "fp8 pair" else tl.bfloat16
     merge = "none" if splits == 1 else tile.merge
