@@ -47,7 +47,7 @@ FP8_MAX = 448.0
 class Tile:
     """What else the fused kernel is told: the cache it reads ("bf16", "fp8" or "mxfp4"), tokens a tile, warps a
     program, tiles in flight, who merges several splits (the "last" program of a sequence, or a second "kernel"), and
-    the design: "plain" runs everywhere, "wgmma" is for an sm_90 GPU, the fp8 cache, tiles of 64 and a second kernel."""
+    the design: "plain" runs everywhere, "wgmma" is for an sm_90 GPU, fp8 and mxfp4, tiles of 64 and a second kernel."""
 
     cache: str
     block: int = 64
@@ -150,8 +150,8 @@ def _with_tile(table: Table, **changes: object) -> Table:
     return {shape: replace(plan, tile=replace(plan.tile, **changes)) for shape, plan in table.items()}
 
 
-# The same with the mxfp4 cache, whose error is another: a choice, no default, and not tuned.
-SM90_MXFP4_TABLE: Table = _with_tile(SM90_PLAIN_TABLE, cache="mxfp4")
+# The same with the mxfp4 cache, whose error is another: a choice, no default.
+SM90_MXFP4_TABLE: Table = _with_tile(SM90_TABLE, cache="mxfp4")
 
 # The fused kernel on an MI355X: a candidate that nobody has timed there. About 256 programs, one a compute unit.
 GFX950_FUSED_TABLE: Table = {
@@ -472,7 +472,7 @@ def _check_tile(plan: Plan) -> None:
     for name, allowed in _WGMMA_CHOICES.items() if tile.design == "wgmma" else ():
         if getattr(tile, name) not in allowed:
             raise InputError(
-                f"plan.tile.{name} must be {allowed[0]!r} for the design 'wgmma', got {getattr(tile, name)!r}"
+                f"plan.tile.{name} must be one of {allowed} for the design 'wgmma', got {getattr(tile, name)!r}"
             )
 
 
@@ -725,7 +725,7 @@ _TILE_CHOICES = {
     "merge": ("last", "kernel"),
     "design": ("plain", "wgmma"),
 }
-_WGMMA_CHOICES = {"cache": ("fp8",), "block": (64,), "warps": (4,), "merge": ("kernel",)}
+_WGMMA_CHOICES = {"cache": ("fp8", "mxfp4"), "block": (64,), "warps": (4,), "merge": ("kernel",)}
 # LAYOUT: how the elements of a cache tile hold values: one each, two e4m3 in an int16, or four e2m1 in an int16.
 # Element c of a row holds the dims groups × c, groups × c + 1, …; what is g-th in all elements makes up group g.
 # Nothing is ever interleaved: each group has its own products and its own accumulator.
@@ -996,44 +996,62 @@ def _fused_kernel(
             _merge_parts(partial_ptr, lse_ptr, out_ptr, batch, splits, cache_scale)
 
 
-# ---- The same for sm_90 and the fp8 cache: Gluon, in whose terms layouts and barriers are explicit ----
+# ---- The same for sm_90, fp8 and mxfp4: Gluon, in whose terms layouts and barriers are explicit ----
 #
-# Tiles come by cp.async into a ring in shared memory and are read from there in pairs of dims, as keys in rows and as
-# values transposed, and made float16 in registers: nothing converted goes back to shared memory. Scores are products of
-# wgmma, whose 64 rows are the tokens and whose columns are the heads; outputs are products of mma with dims as rows.
-# wgmma would take the keys as fp8, but keeps 14 bits or so of a sum of fp8 products: too few for large logits.
+# Tiles of 64 tokens come by cp.async into a ring in shared memory and are read from there in elements of two or four
+# dims, as keys in rows and as values transposed, and made float16 in registers: nothing converted goes back to shared
+# memory. Scores are products of wgmma, whose 64 rows are the tokens and whose columns are the heads; outputs are
+# products of mma with dims as rows. wgmma would take the keys as fp8, but keeps 14 bits or so of a sum of fp8 products:
+# too few for large logits.
+#
+# mxfp4: a token's largest scale is taken out, and multiplied into its scores and its weight; what is left of each scale
+# is multiplied into the elements. So a block is exact down to 2^-24 of the token's largest, and then fades to zero.
 
 _gluon_jit = gluon.jit if hasattr(hopper, "mma_v2") else lambda function: function
+_constexpr_function = getattr(triton, "constexpr_function", lambda function: function)
 # Names that changed between Triton 3.6 and 3.9.
 _async_load = getattr(async_copy, "async_load", None) or getattr(async_copy, "async_copy_global_to_shared", None)
 _barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
 
 
 @_gluon_jit
-def _load_rows(slot_s, first_ptr, columns, left, STEP: constexpr, LAYOUT: constexpr):
-    """Start to copy `columns` of the first 64 of `left` rows, or of as many as there are and zeros. The threads have
-    STEP rows at a time: their addresses differ by constants, which cost no instruction."""
-    rows = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
-    near_ptr = first_ptr + (rows % STEP * 288)[:, None] + columns[None, :]
+def _load_rows(slot_s, first_ptr, left, FIRST: constexpr, ROW: constexpr):
+    """Start to copy a slot's columns, which begin at FIRST in a row of ROW elements, of the first 64 of `left` rows, or
+    of as many as there are and zeros. The threads have STEP rows at a time: their addresses differ by constants, which
+    cost no instruction."""
+    COLUMNS: constexpr = slot_s.shape[1]
+    LAYOUT: constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
+    STEP: constexpr = 1024 // COLUMNS
+    rows, columns = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    near_ptr = first_ptr + (rows % STEP * ROW)[:, None] + (FIRST + columns)[None, :]
     if left >= 64:
-        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * 288))[:, None])
+        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * ROW))[:, None])
     elif left > 0:
-        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * 288))[:, None], mask=(rows < left)[:, None])
+        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * ROW))[:, None], mask=(rows < left)[:, None])
 
 
 @_gluon_jit
 def _store_query(groups_s, q, power):
-    """(16, dims) times a power of two a head, as float16. A key's pairs of dims are unpacked to a group of the dims 4j
-    and 4j + 1 and another of the rest, and meet the like of the query."""
+    """(16, dims) times a power of two a head, as float16, in the groups of dims that an element's parts belong to: of
+    fp8, 4j and 4j + 1, and the others (see _unpack_fp8); of fp4, every fourth."""
     DIMS: constexpr = q.shape[1]
     q = gl.reshape((q * power[:, None]).to(gl.float16), [16, DIMS // 4, 2, 2])
-    first, second = gl.split(gl.permute(q, [0, 1, 3, 2]))
-    groups_s.index(0).store(gl.reshape(first, [16, DIMS // 2]))
-    groups_s.index(1).store(gl.reshape(second, [16, DIMS // 2]))
+    if groups_s.shape[0] == 2:
+        first, second = gl.split(gl.permute(q, [0, 1, 3, 2]))
+        groups_s.index(0).store(gl.reshape(first, [16, DIMS // 2]))
+        groups_s.index(1).store(gl.reshape(second, [16, DIMS // 2]))
+    else:
+        even, odd = gl.split(q)
+        first, third = gl.split(even)
+        second, fourth = gl.split(odd)
+        groups_s.index(0).store(first)
+        groups_s.index(1).store(second)
+        groups_s.index(2).store(third)
+        groups_s.index(3).store(fourth)
 
 
 @_gluon_jit
-def _unpacked(x, KEYS: constexpr):
+def _unpack_fp8(x, KEYS: constexpr):
     """fp8 pairs, two in a register, as two float16 tensors: of the first and second pair's values where neighbours are
     pairs of dims (KEYS); where they are tokens, of the even and the odd dims."""
     PICK: constexpr = "mov.b32 p, $2;" if KEYS else "prmt.b32 p, $2, 0, 0x3120;"
@@ -1045,27 +1063,93 @@ def _unpacked(x, KEYS: constexpr):
 
 
 @_gluon_jit
-def _add_products(scores, pairs_s, groups_s, FIRST: constexpr, LENGTH: constexpr):
-    """scores (64 tokens, 16) plus keys times query over LENGTH pairs of dims; on its way when this returns."""
-    keys = pairs_s.slice(FIRST, LENGTH, 1).load(gl.DotOperandLayout(0, scores.type.layout, 2))
-    first, second = _unpacked(keys, True)
-    query = groups_s.index(0).slice(FIRST, LENGTH, 1).permute([1, 0])
-    scores = hopper.warpgroup_mma(first, query, scores, is_async=True)
-    query = groups_s.index(1).slice(FIRST, LENGTH, 1).permute([1, 0])
-    return hopper.warpgroup_mma(second, query, scores, is_async=True)
+def _unpack_fp4(x, scale):
+    """fp4 quads, two in a register, times scale × 2^-14, as four float16 tensors. The sign of a nibble goes to the top
+    of a byte and its size to bits 3 … 1, for two nibbles of each quad at once; as a float16's high byte, that is it."""
+    return gl.inline_asm_elementwise(
+        "{.reg .b32 a, b, m, even, odd, v0, v1, v2, v3; mov.b32 m, 0x80808080; "
+        "shl.b32 a, $4, 1; shl.b32 b, $4, 4; lop3.b32 even, b, a, m, 0xe4; "
+        "shr.u32 a, $4, 3; lop3.b32 odd, $4, a, m, 0xe4; "
+        "and.b32 v2, even, 0x8e008e00; shl.b32 a, even, 8; and.b32 v0, a, 0x8e008e00; "
+        "and.b32 v3, odd, 0x8e008e00; shl.b32 b, odd, 8; and.b32 v1, b, 0x8e008e00; "
+        "mul.rn.f16x2 $0, v0, $5; mul.rn.f16x2 $1, v1, $5; mul.rn.f16x2 $2, v2, $5; mul.rn.f16x2 $3, v3, $5;}",
+        "=r,=r,=r,=r,r,r", [x, scale], dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@_constexpr_function
+def _scale_layout(blocks, keys):
+    """How threads hold scales, so that 8 columns each make an operand of wgmma: (64 tokens, blocks, 8 columns); or 8
+    rows each one of mma: (8 blocks, 8 rows, 64 tokens)."""
+    if keys:
+        more = [[0, 1 << i, 0] for i in range(blocks.bit_length() - 1)]
+        lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+        warps = [[16, 0, 0], [32, 0, 0]]
+        return gl.DistributedLinearLayout([[0, 0, 1], [8, 0, 0], *more], lanes, warps, [], [64, blocks, 8])
+    registers = [[0, 0, 1], [1, 0, 0], [0, 0, 8], [0, 0, 16], [0, 0, 32]]
+    lanes = [[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[2, 0, 0], [4, 0, 0]], [], [blocks, 8, 64])
 
 
 @_gluon_jit
-def _scores(pairs_s, rest_pairs_s, groups_s, rest_groups_s, LAYOUT: constexpr):
+def _spread_scales(scales_s, KEYS: constexpr, OPERAND: constexpr):
+    """(64 tokens, blocks) to (64, 8 × blocks) if KEYS, else (blocks, 64 tokens) to (8 × blocks, 64); float16."""
+    BLOCKS: constexpr = scales_s.shape[1 if KEYS else 0]
+    AXIS: constexpr = 2 if KEYS else 1
+    SHAPE: constexpr = [64, BLOCKS, 8] if KEYS else [BLOCKS, 8, 64]
+    WHOLE: constexpr = [64, BLOCKS * 8] if KEYS else [BLOCKS * 8, 64]
+    LAYOUT: constexpr = _scale_layout(BLOCKS, KEYS)
+    scales = gl.expand_dims(scales_s.load(gl.SliceLayout(AXIS, LAYOUT)), AXIS)
+    spread = gl.broadcast(scales, gl.full(SHAPE, 0.0, gl.float16, LAYOUT))[0]
+    return gl.convert_layout(gl.reshape(spread, WHOLE), OPERAND, assert_trivial=True)
+
+
+@_gluon_jit
+def _add_products(scores, tile_s, groups_s, scales_s, FIRST: constexpr, LENGTH: constexpr):
+    """scores (64 tokens, 16) plus keys times query over LENGTH elements of a row; on its way when this returns."""
+    GROUPS: constexpr = groups_s.shape[0]
+    OPERAND: constexpr = gl.DotOperandLayout(0, scores.type.layout, 2)
+    keys = tile_s.slice(FIRST, LENGTH, 1).load(OPERAND)
+    if GROUPS == 2:
+        parts = _unpack_fp8(keys, True)
+    else:
+        parts = _unpack_fp4(keys, _spread_scales(scales_s.slice(FIRST // 8, LENGTH // 8, 1), True, OPERAND))
+    for g in gl.static_range(GROUPS):
+        query = groups_s.index(g).slice(FIRST, LENGTH, 1).permute([1, 0])
+        scores = hopper.warpgroup_mma(parts[g], query, scores, is_async=True)
+    return scores
+
+
+@_gluon_jit
+def _scores(tile_s, rest_s, groups_s, rest_groups_s, scales_s, rest_scales_s, LAYOUT: constexpr):
     """Keys times query, (64 tokens, 16 heads) float32, in two sums by turns: few registers are in use at once."""
+    GROUPS: constexpr = groups_s.shape[0]
+    PART: constexpr = tile_s.shape[1] // 4
     zeros = gl.full([64, 16], 0.0, gl.float32, LAYOUT)
-    a = _add_products(zeros, pairs_s, groups_s, 0, 64)
-    b = _add_products(zeros, pairs_s, groups_s, 64, 64)
-    a = _add_products(hopper.warpgroup_mma_wait(2, [a]), pairs_s, groups_s, 128, 64)
-    b = _add_products(hopper.warpgroup_mma_wait(2, [b]), pairs_s, groups_s, 192, 64)
-    a = _add_products(hopper.warpgroup_mma_wait(2, [a]), rest_pairs_s, rest_groups_s, 0, 32)
+    a = _add_products(zeros, tile_s, groups_s, scales_s, 0, PART)
+    b = _add_products(zeros, tile_s, groups_s, scales_s, PART, PART)
+    a = _add_products(hopper.warpgroup_mma_wait(GROUPS, [a]), tile_s, groups_s, scales_s, 2 * PART, PART)
+    b = _add_products(hopper.warpgroup_mma_wait(GROUPS, [b]), tile_s, groups_s, scales_s, 3 * PART, PART)
+    a = hopper.warpgroup_mma_wait(GROUPS, [a])
+    a = _add_products(a, rest_s, rest_groups_s, rest_scales_s, 0, rest_s.shape[1])
     a, b = hopper.warpgroup_mma_wait(0, [a, b])
     return a + b
+
+
+@_gluon_jit
+def _load_codes(code_ptr, scale_row, left, FIRST: constexpr, COUNT: constexpr, LAYOUT: constexpr):
+    """The E8M0 codes of COUNT blocks of the first 64 of `left` tokens; of the tokens beyond, 1."""
+    rows, blocks = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), gl.arange(0, COUNT, gl.SliceLayout(0, LAYOUT))
+    offsets = rows[:, None] * scale_row + (FIRST + blocks)[None, :]
+    return gl.load(code_ptr + offsets, mask=(rows < left)[:, None], other=127)
+
+
+@_gluon_jit
+def _below(largest, codes):
+    """2^(15 + codes − largest), (64, blocks) float16; NaN for the code that says so."""
+    lower = largest[:, None] - codes
+    bits = gl.where(lower < 30, (30 - lower) << 10, 0x400 >> gl.minimum(gl.maximum(lower - 29, 0), 31))
+    return gl.where(codes == 255, 0x7E00, bits).to(gl.int16).to(gl.float16, bitcast=True)
 
 
 @_gluon_jit
@@ -1074,6 +1158,24 @@ def _approximate(OPERATION: constexpr, x):
     return gl.inline_asm_elementwise(
         OPERATION + ".approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )  # fmt: skip
+
+
+@_gluon_jit
+def _store_dims(row_ptr, sums, FIRST: constexpr, GROUPS: constexpr, factor):
+    """Write GROUPS of the sums from FIRST on, (64 elements, 16 heads) each, as the dims that the elements held."""
+    if GROUPS == 2:
+        dims = gl.join(sums[FIRST], sums[FIRST + 1])
+    else:
+        dims = gl.join(gl.join(sums[FIRST], sums[FIRST + 2]), gl.join(sums[FIRST + 1], sums[FIRST + 3]))
+        dims = gl.reshape(dims, [64, 16, 4])
+    LAYOUT: constexpr = dims.type.layout
+    elements = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None]
+    heads = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :]
+    groups = gl.arange(0, GROUPS, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, :]
+    offsets = gl.expand_dims(heads * 512 + (FIRST // GROUPS * 64 + elements) * GROUPS, 2) + gl.expand_dims(groups, 1)
+    factor = gl.convert_layout(factor, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    dims *= gl.expand_dims(factor[None, :], 2)
+    gl.store(row_ptr + offsets, dims.to(row_ptr.dtype.element_ty))
 
 
 @_gluon_jit
@@ -1086,19 +1188,26 @@ def _wgmma_kernel(
     lse_ptr,
     out_ptr,
     sm_scale,
+    scale_row,
+    GROUPS: constexpr,
     STAGES: constexpr,
     SPLIT: constexpr,
 ):
-    """Program (s, b) attends to the s-th part of sequence b. SPLIT: it leaves a partial result and its lse, else the
-    output. 4 warps."""
+    """Program (s, b) attends to the s-th part of sequence b. GROUPS: 2 for fp8, 4 for mxfp4, the dims in an int16 of
+    the cache. SPLIT: it leaves a partial result and its lse, else the output. 4 warps."""
+    WIDTH: constexpr = 512 // GROUPS
+    REST: constexpr = 64 // GROUPS
+    ROW: constexpr = WIDTH + REST
     SCORES: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])  # tokens × heads
     SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
-    LOADS: constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    REST_LOADS: constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
+    VALUES: constexpr = gl.DotOperandLayout(0, SUMS, 2)
     QUERY: constexpr = gl.BlockedLayout([1, 16], [1, 32], [4, 1], [1, 0])
     REST_QUERY: constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    CODES: constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
+    REST_CODES: constexpr = gl.BlockedLayout([1, 2], [32, 1], [4, 1], [1, 0])
     SWIZZLED: constexpr = gl.NVMMASharedLayout(128, 16)
-    REST_SWIZZLED: constexpr = gl.NVMMASharedLayout(64, 16)
+    REST_SWIZZLED: constexpr = gl.NVMMASharedLayout(2 * REST, 16)
+    UNSWIZZLED: constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     split, batch, splits = gl.program_id(0), gl.program_id(1), gl.num_programs(0)
 
     # The query is asked for first: behind the tiles it would arrive after them.
@@ -1112,15 +1221,18 @@ def _wgmma_kernel(
     per_split = gl.cdiv(gl.cdiv(end - start, splits), 64) * 64
     first = split * per_split
     count = gl.minimum(end - start - first, per_split)
-    tile_ptr = cache_ptr + (start + first).to(gl.int64) * 288
-    columns, rest = gl.arange(0, 256, gl.SliceLayout(0, LOADS)), 256 + gl.arange(0, 32, gl.SliceLayout(0, REST_LOADS))
-    tiles_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, 256], SWIZZLED)
-    rests_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, 32], REST_SWIZZLED)
+    tile_ptr = cache_ptr + (start + first).to(gl.int64) * ROW
+    tiles_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, WIDTH], SWIZZLED)
+    rests_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, REST], REST_SWIZZLED)
     for i in gl.static_range(STAGES):
-        _load_rows(tiles_s.index(i), tile_ptr, columns, count - i * 64, 4, LOADS)
-        _load_rows(rests_s.index(i), tile_ptr, rest, count - i * 64, 32, REST_LOADS)
+        _load_rows(tiles_s.index(i), tile_ptr, count - i * 64, 0, ROW)
+        _load_rows(rests_s.index(i), tile_ptr, count - i * 64, WIDTH, ROW)
         async_copy.commit_group()
-        tile_ptr += 64 * 288
+        tile_ptr += 64 * ROW
+    if GROUPS == 4:
+        code_ptr = scale_ptr + (start + first).to(gl.int64) * scale_row
+        codes = _load_codes(code_ptr, scale_row, count, 0, 16, CODES)
+        rest_codes = _load_codes(code_ptr, scale_row, count, 16, 2, REST_CODES)
 
     # A power of two a head brings its largest element to 1 … 2. An infinite one or NaN makes the scores NaN.
     top = gl.max(gl.abs(q_rest), 1)
@@ -1129,77 +1241,100 @@ def _wgmma_kernel(
     bounded = gl.minimum(gl.maximum(exponent, 1), 253)
     power = ((254 - bounded) << 23).to(gl.float32, bitcast=True)
     undone = gl.where(exponent == 255, 0x7FC00000, bounded << 23).to(gl.float32, bitcast=True)
-    groups_s = gl.allocate_shared_memory(gl.float16, [2, 16, 256], gl.NVMMASharedLayout(128, 16))
-    rest_groups_s = gl.allocate_shared_memory(gl.float16, [2, 16, 32], gl.NVMMASharedLayout(64, 16))
+    groups_s = gl.allocate_shared_memory(gl.float16, [GROUPS, 16, WIDTH], SWIZZLED)
+    rest_groups_s = gl.allocate_shared_memory(gl.float16, [GROUPS, 16, REST], REST_SWIZZLED)
     _store_query(groups_s, q, power)
     _store_query(rest_groups_s, q_rest, gl.convert_layout(power, gl.SliceLayout(1, REST_QUERY)))
     hopper.fence_async_shared()
-    cache_scale = gl.load(scale_ptr)
-    to_log2 = gl.convert_layout(undone, gl.SliceLayout(0, SCORES)) * (sm_scale * 1.4426950408889634 * cache_scale)
+    to_log2 = gl.convert_layout(undone, gl.SliceLayout(0, SCORES)) * (sm_scale * 1.4426950408889634)
+    # What is left of a scale is multiplied by 2^15 and an fp4 by 2^-14: together by 2.
+    cache_scale = 0.5
+    if GROUPS == 2:
+        cache_scale = gl.load(scale_ptr)
+        to_log2 *= cache_scale
 
     weights_s = gl.allocate_shared_memory(gl.float16, [64, 16], gl.NVMMASharedLayout(32, 16))
+    scales_s = gl.allocate_shared_memory(gl.float16, [64, 16], UNSWIZZLED)
+    rest_scales_s = gl.allocate_shared_memory(gl.float16, [64, 2], UNSWIZZLED)
+    value_scales_s = gl.allocate_shared_memory(gl.float16, [16, 64], UNSWIZZLED)
+    largest_s = gl.allocate_shared_memory(gl.int32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     tokens = gl.arange(0, 64, gl.SliceLayout(1, SCORES))
     peak = gl.full([16], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
     total = gl.full([64, 16], 0.0, gl.float32, SCORES)  # a row of tokens each, summed after the loop
-    sums = ()  # of the even and the odd dims of 128 each
+    sums = ()  # of 64 elements of a row each, GROUPS by GROUPS
     for _ in gl.static_range(8):
         sums = sums + (gl.full([64, 16], 0.0, gl.float32, SUMS),)
     slot = 0
     for at in range(0, count, 64):
+        if GROUPS == 4:
+            some, others = codes.to(gl.int32), rest_codes.to(gl.int32)
+            largest = gl.maximum(gl.max(some, 1), gl.convert_layout(gl.max(others, 1), gl.SliceLayout(1, CODES)))
+            below = _below(largest, some)
+            scales_s.store(below)
+            value_scales_s.permute([1, 0]).store(below)
+            rest_scales_s.store(_below(gl.convert_layout(largest, gl.SliceLayout(1, REST_CODES)), others))
+            largest_s.store(largest)
+            code_ptr += 64 * scale_row
+            codes = _load_codes(code_ptr, scale_row, count - at - 64, 0, 16, CODES)
+            rest_codes = _load_codes(code_ptr, scale_row, count - at - 64, 16, 2, REST_CODES)
         async_copy.wait_group(STAGES - 1)
         _barrier()
         tile_s, rest_s = tiles_s.index(slot), rests_s.index(slot)
-        scores = _scores(tile_s, rest_s, groups_s, rest_groups_s, SCORES) * to_log2[None, :]
-        scores = gl.where((tokens < count - at)[:, None], scores, float("-inf"))
-        new_peak = gl.maximum(peak, gl.max(scores, 0))
+        scores = _scores(tile_s, rest_s, groups_s, rest_groups_s, scales_s, rest_scales_s, SCORES)
+        # heavy: log2 of what a value weighs, its token's largest scale included.
+        if GROUPS == 4:
+            code = largest_s.load(gl.SliceLayout(1, SCORES))
+            halved = gl.where(code < 2, 0x00200000 << code, (code - 1) << 23).to(gl.float32, bitcast=True)
+            scores = scores * halved[:, None] * to_log2[None, :]
+            scores = gl.where((tokens < count - at)[:, None], scores, float("-inf"))
+            heavy = scores + (code - 127).to(gl.float32)[:, None]
+        else:
+            scores = gl.where((tokens < count - at)[:, None], scores * to_log2[None, :], float("-inf"))
+            heavy = scores
+        new_peak = gl.maximum(peak, gl.max(heavy, 0))
         fade = gl.exp2(peak - new_peak)
         peak = new_peak
-        weights = gl.exp2(scores - peak[None, :])
-        total = total * fade[None, :] + weights
+        weights = gl.exp2(heavy - peak[None, :])
+        total = total * fade[None, :] + (weights if GROUPS == 2 else gl.exp2(scores - peak[None, :]))
         weights_s.store(weights.to(gl.float16))
         fade = gl.convert_layout(fade, gl.SliceLayout(0, SUMS))[None, :]
         _barrier()
         shared_weights = weights_s.load(gl.DotOperandLayout(1, SUMS, 2))
         faded = ()
-        for i in gl.static_range(4):
-            pairs = tile_s.slice(i * 64, 64, 1).permute([1, 0]).load(gl.DotOperandLayout(0, SUMS, 2))
-            even, odd = _unpacked(pairs, False)
-            even = hopper.mma_v2(even, shared_weights, sums[2 * i] * fade)
-            odd = hopper.mma_v2(odd, shared_weights, sums[2 * i + 1] * fade)
-            faded = faded + (even, odd)
+        for i in gl.static_range(8 // GROUPS):
+            values = tile_s.slice(i * 64, 64, 1).permute([1, 0]).load(VALUES)
+            if GROUPS == 2:
+                parts = _unpack_fp8(values, False)
+            else:
+                parts = _unpack_fp4(values, _spread_scales(value_scales_s.slice(i * 8, 8, 0), False, VALUES))
+            for g in gl.static_range(GROUPS):
+                faded = faded + (hopper.mma_v2(parts[g], shared_weights, sums[GROUPS * i + g] * fade),)
         sums = faded
         _barrier()
-        _load_rows(tile_s, tile_ptr, columns, count - at - STAGES * 64, 4, LOADS)
-        _load_rows(rest_s, tile_ptr, rest, count - at - STAGES * 64, 32, REST_LOADS)
+        _load_rows(tile_s, tile_ptr, count - at - STAGES * 64, 0, ROW)
+        _load_rows(rest_s, tile_ptr, count - at - STAGES * 64, WIDTH, ROW)
         async_copy.commit_group()
-        tile_ptr += 64 * 288
+        tile_ptr += 64 * ROW
         slot = gl.where(slot == STAGES - 1, 0, slot + 1)
     async_copy.wait_group(0)
 
     if SPLIT:
         tl.extra.cuda.gdc_launch_dependents()
     whole = gl.sum(total, 0)
-    some = gl.maximum(whole, 1e-37)
-    factor = gl.where(whole > 0, _approximate("rcp", some), 0.0)
+    some_weight = gl.maximum(whole, 1e-37)
+    factor = gl.where(whole > 0, _approximate("rcp", some_weight), 0.0)
     if SPLIT:
         part = batch.to(gl.int64) * splits + split
-        lse = gl.where(whole > 0, peak + _approximate("lg2", some), float("-inf"))
+        lse = gl.where(whole > 0, peak + _approximate("lg2", some_weight), float("-inf"))
         gl.store(lse_ptr + part * 16 + gl.arange(0, 16, gl.SliceLayout(0, SCORES)), lse)
         row_ptr = partial_ptr + part * 8192
+        if GROUPS == 4:
+            factor *= cache_scale
     else:
-        factor *= cache_scale
         row_ptr = out_ptr + batch.to(gl.int64) * 8192
-    # Two dims at a time, as they lie in the sums.
-    factor = gl.convert_layout(factor, gl.SliceLayout(0, SUMS))[None, :]
-    heads, pairs = gl.arange(0, 16, gl.SliceLayout(0, SUMS)), gl.arange(0, 64, gl.SliceLayout(1, SUMS))
-    KIND: constexpr = "bf16x2" if row_ptr.dtype.element_ty == gl.bfloat16 else "f16x2"
-    for i in gl.static_range(4):
-        word = gl.inline_asm_elementwise(
-            "cvt.rn." + KIND + ".f32 $0, $2, $1;", "=r,r,r",
-            [sums[2 * i] * factor, sums[2 * i + 1] * factor], dtype=gl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
-        words_ptr = row_ptr.to(gl.pointer_type(gl.int32))
-        gl.store(words_ptr + heads[None, :] * 256 + i * 64 + pairs[:, None], word)
+        factor *= cache_scale
+    for i in gl.static_range(8 // GROUPS):
+        _store_dims(row_ptr, sums, GROUPS * i, GROUPS, factor)
 
 
 class Launch(NamedTuple):
@@ -1275,8 +1410,8 @@ def fused_launches(
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     decode = Launch(_fused_kernel, (splits, batch), arguments, constants, options)
     if tile.design == "wgmma":
-        del arguments["tickets_ptr"], arguments["scale_row"]
-        constants = {"STAGES": tile.stages, "SPLIT": splits > 1}
+        del arguments["tickets_ptr"]
+        constants = {"GROUPS": _GROUPS[layout], "STAGES": tile.stages, "SPLIT": splits > 1}
         decode = Launch(_wgmma_kernel, (splits, batch), arguments, constants, {"num_warps": tile.warps})
     if merge != "kernel":
         return [decode]
