@@ -44,6 +44,7 @@ class Wave:
         self.scc = 0
         self.mode = 0
         self.at = 0  # index of the instruction being run
+        self.called_from: int | None = None  # the pc of the last call of a function
         self.resume = 0
         self.ended = False
         self._defined = np.empty((REGISTERS, LANES), bool)
@@ -58,9 +59,14 @@ class Wave:
         self._defined[:] = False
         self._whole[:] = bytes(REGISTERS)
         self.lds, self.scratch = lds, scratch
-        self.scc, self.mode, self.resume, self.ended = 0, 0, 0, False
+        self.scc, self.mode, self.resume, self.ended, self.called_from = 0, 0, 0, False, None
         self.set64(VCC, 0)
         self.set64(EXEC, 2**64 - 1)
+
+    @property
+    def write_mask(self) -> np.ndarray | None:
+        """The lanes that an instruction writes: the active ones, None for all."""
+        return None if self.full else self.mask
 
     # ---- Scalar registers ----
 

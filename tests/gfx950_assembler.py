@@ -12,7 +12,8 @@ from tinygrad.renderer.amd.dsl import BitField, Reg
 from tinygrad.runtime.autogen.amd.cdna import ins
 
 import gfx950
-from gfx950.loader import Argument, CodeObject, Descriptor
+from gfx950.arguments import Argument
+from gfx950.loader import CodeObject, Descriptor
 
 LANES = 64
 VCC, M0, EXEC, LITERAL = 106, 124, 126, 255

@@ -149,12 +149,17 @@ def _with_sign(inst: Instruction, slot: int, plain: Source) -> Source:
 # ---- DPP: lanes exchanged on the way in ----
 
 
+def quad_lanes(pattern: int) -> np.ndarray:
+    """For each lane the one of its four that two bits of the pattern name."""
+    return (LANE & ~3) + np.array([pattern >> 2 * i & 3 for i in range(4)])[LANE & 3]
+
+
 def dpp_lanes(control: int) -> tuple[np.ndarray, np.ndarray]:
     """For each lane the lane it reads, and whether there is one."""
     row, place = LANE & ~15, LANE & 15
     valid = np.ones(64, bool)
     if control < 0x100:
-        return (LANE & ~3) + np.array([control >> 2 * i & 3 for i in range(4)])[LANE & 3], valid
+        return quad_lanes(control), valid
     amount = control & 15
     if 0x101 <= control <= 0x10F:  # row_shl
         return LANE + amount, place + amount < 16
@@ -269,7 +274,7 @@ def destination(wave: Wave, inst: Instruction, kind: str, field: str = "vdst") -
         if finish is not None:
             value = finish(value)
         if enabled is None:
-            store(value, None if wave.full else wave.mask)
+            store(value, wave.write_mask)
         else:
             store(value, enabled & wave.mask)
 

@@ -60,7 +60,7 @@ def _bind_pairs(wave: Wave, inst: Instruction, machine) -> Step:
     clamp = clamped if inst.get("clmp") else lambda x: x
 
     def step():
-        lanes = None if wave.full else wave.mask
+        lanes = wave.write_mask
         first = clamp(function(*(read() for read in low)))
         second = clamp(function(*(read() for read in high)))
         defined = wave.lanes_defined(high_rows)
@@ -87,7 +87,7 @@ def _bind_pair_move(wave: Wave, inst: Instruction, machine) -> Step:
     stores = store_row(wave, row), store_row(wave, row + 1)
 
     def step():
-        lanes, kept = None if wave.full else wave.mask, high.copy()
+        lanes, kept = wave.write_mask, high.copy()
         defined = wave.lanes_defined(source1)
         stores[0](low, lanes)
         wave.propagate(source0, [row])
@@ -159,7 +159,7 @@ def _bind_halves(wave: Wave, inst: Instruction, machine) -> Step:
         return value.astype(dtype).view(np.uint16).astype(U32)
 
     def step():
-        store(half(low) | half(high) << U32(16), None if wave.full else wave.mask)
+        store(half(low) | half(high) << U32(16), wave.write_mask)
         wave.propagate(rows, [row])
 
     return step
@@ -239,7 +239,7 @@ def _bind_mix(wave: Wave, inst: Instruction, machine) -> Step:
         if inst.get("clmp"):
             value = clamped(value)
         if part is None:
-            store(value, None if wave.full else wave.mask)
+            store(value, wave.write_mask)
         else:
             np.copyto(halves[part::2], value.astype(np.float16).view(np.uint16), where=wave.mask)
         wave.propagate(rows, [row])

@@ -9,6 +9,7 @@ import numpy as np
 
 from gfx950.decode import EXEC, EXECZ, LITERAL, SCC, VCC, VCCZ, Instruction
 from gfx950.findings import KernelFaultError
+from gfx950.memory import MASKED_OFFSET, NO_SIZE
 from gfx950.ops import BARRIER, END, Step, binds
 from gfx950.wave import Wave
 
@@ -463,12 +464,15 @@ def _bind_getpc(wave: Wave, inst: Instruction, machine) -> Step:
 @binds("s_setpc_b64", "s_swappc_b64")
 def _bind_setpc(wave: Wave, inst: Instruction, machine) -> Step:
     read = reader(wave, inst, "ssrc0", 64)
-    write = writer(wave, inst, 64) if inst.name == "s_swappc_b64" else lambda value: None
+    calls = inst.name == "s_swappc_b64"
+    write = writer(wave, inst, 64) if calls else lambda value: None
     following = machine.code_address + inst.pc + inst.size
 
     def step():
         target = read()
         write(following)
+        if calls:
+            wave.called_from = inst.pc
         return machine.index_of(target)
 
     return step
@@ -481,6 +485,7 @@ def _bind_call(wave: Wave, inst: Instruction, machine) -> Step:
 
     def step():
         write(following)
+        wave.called_from = inst.pc
         return target
 
     return step
@@ -529,8 +534,11 @@ def _bind_buffer_load(wave: Wave, inst: Instruction, machine) -> Step:
 
     def step():
         start, records = wave.get64(base) & (2**48 - 1), wave.s[base + 2]
+        first = offset() & ~3
+        if records == NO_SIZE and first + 4 * count > records and first != MASKED_OFFSET:
+            memory.report_dropped("reads", start, np.array([first]), 4 * count, _SCALAR_LANE, np.ones(1, bool))
         for i in range(count):
-            at = (offset() & ~3) + 4 * i
+            at = first + 4 * i
             word = 0
             if at + 4 <= records:
                 word = int(memory.load(np.array([start + at]), 4, _SCALAR_LANE, 4).view(np.uint32)[0, 0])

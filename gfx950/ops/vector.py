@@ -153,7 +153,7 @@ def _bind_accvgpr(wave: Wave, inst: Instruction, machine) -> Step:
     store = store_row(wave, target)
 
     def step():
-        store(read.read(), None if wave.full else wave.mask)
+        store(read.read(), wave.write_mask)
         wave.propagate(list(read.rows), [target])
 
     return step
@@ -165,7 +165,7 @@ def _bind_swap(wave: Wave, inst: Instruction, machine) -> Step:
     first, second = store_row(wave, a), store_row(wave, b)
 
     def step():
-        old, lanes = wave.vgpr[a].copy(), None if wave.full else wave.mask
+        old, lanes = wave.vgpr[a].copy(), wave.write_mask
         first(wave.vgpr[b], lanes)
         second(old, lanes)
         mine, others = wave.lanes_defined([a]), wave.lanes_defined([b])
