@@ -74,6 +74,8 @@ def run(
         raise CodeObjectError(f"args is a {type(args).__name__}; expected a list or tuple of the kernel's arguments")
     if order not in ORDERS:
         raise CodeObjectError(f"order is {order!r}; expected one of {ORDERS}")
+    if not isinstance(seed, int) or seed < 0:
+        raise CodeObjectError(f"seed is {seed!r}; expected an integer, 0 or more")
     if isinstance(kernel, CodeObject):
         if constexprs or options:
             raise CodeObjectError(f"{kernel.name} is compiled already: constexprs and options come too late")

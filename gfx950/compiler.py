@@ -72,8 +72,8 @@ def _check_kernel(kernel: object) -> None:
         raise CodeObjectError(f"{name} was made for Triton's interpreter: unset TRITON_INTERPRET")
     if hasattr(kernel, "fn"):
         raise CodeObjectError(
-            f"{name} is an {kind} around a kernel: pass the @triton.jit function itself (its .fn), with one choice of "
-            "constexprs and options"
+            f"{getattr(kernel.fn, '__name__', name)} is wrapped in Triton's {kind}: pass the @triton.jit function (its "
+            ".fn), with one choice of constexprs and options"
         )
     raise CodeObjectError(f"{name} is a {kind}; expected a @triton.jit function or a CodeObject")
 

@@ -31,7 +31,7 @@ from gfx950.memory import (
     unwrap,
 )
 from gfx950.ops import BINDERS, END, Step, load_all
-from gfx950.wave import LANE, LANES, Wave
+from gfx950.wave import LANE, LANES, Wave, unsupported_mode
 
 load_all()
 
@@ -62,6 +62,8 @@ class Machine:
     """A kernel loaded with its arguments: what the instructions' steps refer to while they run."""
 
     def __init__(self, code: CodeObject, grid: tuple[int, int, int], args: Sequence, seed: int):
+        if problem := unsupported_mode(code.descriptor.mode):
+            raise CodeObjectError(f"{code.name} is compiled for {problem}, which gfx950 cannot do yet")
         self.code = code
         self.grid = grid
         self.rng = np.random.default_rng(seed)
@@ -75,11 +77,11 @@ class Machine:
         self._group_size = LANES * code.num_waves
         self._kernarg = self._pack_arguments(args)
         self._dispatch = self._map_dispatch_packet()
-        slots = len(self._text) // 4
+        slots = len(self._text) // 4 + 2  # so that code which runs past its end, by two words at most, meets nothing
         self._instructions: list[Instruction | None] = [None] * slots
         self._following = [0] * slots
         self._hits = [0] * slots
-        self._waves = [Wave(i, self.findings) for i in range(code.num_waves)]
+        self._waves = [Wave(i, self.findings, code.descriptor.mode) for i in range(code.num_waves)]
         self._steps: list[list[Step | None]] = [[None] * slots for _ in self._waves]
         self._wave = self._waves[0]
         self._workgroup = (0, 0, 0)
@@ -102,6 +104,13 @@ class Machine:
         if offset % 4 or not 0 <= offset < len(self._text):
             raise KernelFaultError(f"{self.describe()} jumps to {address:#x}, outside the code")
         return offset // 4
+
+    def branch_target(self, inst: Instruction, words: int) -> int:
+        """The index of the instruction so many words after this one. Raises KernelFaultError outside the code."""
+        target = inst.pc // 4 + 1 + words
+        if not 0 <= target < len(self._text) // 4:
+            raise KernelFaultError(f"{inst.text} at {inst.pc:#x} of {self.code.name} jumps outside the code")
+        return target
 
     def executed(self) -> int:
         """Instructions executed so far: the clock of s_memtime."""
@@ -294,7 +303,7 @@ class Machine:
         return step
 
     def _decode(self, at: int) -> Instruction:
-        if not 0 <= at < len(self._instructions):
+        if at >= len(self._text) // 4:
             raise KernelFaultError(f"{self.code.name} runs past the end of its code, to {4 * at:#x}")
         try:
             inst = decode(self._text, 4 * at)

@@ -7,7 +7,7 @@ sign extension (SDWA), another lane's value (DPP), and on the result a factor, a
 Source: AMD, "CDNA4 Instruction Set Architecture", chapter 6 (VALU) and 12 (encodings).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -15,8 +15,9 @@ import numpy as np
 
 from gfx950.decode import AGPR, EXECZ, LITERAL, SCC, VCCZ, VGPR, Instruction
 from gfx950.findings import UnknownInstructionError
+from gfx950.ops.arithmetic import flushed
 from gfx950.ops.scalar import inline, signed
-from gfx950.wave import LANE, Wave
+from gfx950.wave import KEEPS_INPUTS, KEEPS_RESULTS, LANE, Wave
 
 DTYPES = {
     "u16": np.dtype(np.uint16),
@@ -144,6 +145,21 @@ def _with_sign(inst: Instruction, slot: int, plain: Source) -> Source:
     if negate:
         return Source(lambda: -read(), plain.rows, plain.lanes)
     return plain
+
+
+def in_mode(wave: Wave, function: Callable, kinds: Sequence[str], result: str) -> Callable:
+    """A function on lanes of these kinds that takes denormal float32 numbers for zero where the wave's mode says so."""
+    if not wave.flushes or "f32" not in (*kinds, result):
+        return function
+
+    def compute(*values):
+        mode = wave.mode
+        if not mode & KEEPS_INPUTS:
+            values = [flushed(x) if kind == "f32" else x for x, kind in zip(values, kinds, strict=True)]
+        value = function(*values)
+        return flushed(value) if result == "f32" and not mode & KEEPS_RESULTS else value
+
+    return compute
 
 
 # ---- DPP: lanes exchanged on the way in ----

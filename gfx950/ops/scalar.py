@@ -8,10 +8,10 @@ import struct
 import numpy as np
 
 from gfx950.decode import EXEC, EXECZ, LITERAL, SCC, VCC, VCCZ, Instruction
-from gfx950.findings import KernelFaultError
+from gfx950.findings import KernelFaultError, UnknownInstructionError
 from gfx950.memory import MASKED_OFFSET, NO_SIZE
 from gfx950.ops import BARRIER, END, Step, binds
-from gfx950.wave import Wave
+from gfx950.wave import KEEPS_DENORMALS, Wave, unsupported_mode
 
 M32, M64 = 2**32 - 1, 2**64 - 1
 _FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494309189535)
@@ -392,8 +392,15 @@ def _bind_setreg(wave: Wave, inst: Instruction, machine) -> Step:
         read = lambda: wave.s[code]  # noqa: E731
 
     def step():
-        if register == MODE_REGISTER:
-            wave.mode = wave.mode & ~field | read() << offset & field
+        if register != MODE_REGISTER:
+            return
+        mode = wave.mode & ~field | read() << offset & field
+        problem = unsupported_mode(mode)
+        if not wave.flushes and mode & KEEPS_DENORMALS != KEEPS_DENORMALS:
+            problem = f"denormal float32 numbers taken for zero from here on (MODE {mode:#x})"
+        if problem:
+            raise UnknownInstructionError(f"{machine.describe()}: no semantics yet for {problem}")
+        wave.mode = mode
 
     return step
 
@@ -451,7 +458,7 @@ _CONDITIONS = {
 @binds(*_CONDITIONS)
 def _bind_branch(wave: Wave, inst: Instruction, machine) -> Step:
     condition = _CONDITIONS[inst.name]
-    target = inst.pc // 4 + 1 + signed(inst.get("simm16"), 16)
+    target = machine.branch_target(inst, signed(inst.get("simm16"), 16))
     return lambda: target if condition(wave) else None
 
 
@@ -481,7 +488,7 @@ def _bind_setpc(wave: Wave, inst: Instruction, machine) -> Step:
 @binds("s_call_b64")
 def _bind_call(wave: Wave, inst: Instruction, machine) -> Step:
     write, following = writer(wave, inst, 64), machine.code_address + inst.pc + inst.size
-    target = inst.pc // 4 + 1 + signed(inst.get("simm16"), 16)
+    target = machine.branch_target(inst, signed(inst.get("simm16"), 16))
 
     def step():
         write(following)
