@@ -106,11 +106,9 @@ class Machine:
         return offset // 4
 
     def branch_target(self, inst: Instruction, words: int) -> int:
-        """The index of the instruction so many words after this one. Raises KernelFaultError outside the code."""
-        target = inst.pc // 4 + 1 + words
-        if not 0 <= target < len(self._text) // 4:
-            raise KernelFaultError(f"{inst.text} at {inst.pc:#x} of {self.code.name} jumps outside the code")
-        return target
+        """The index of the instruction so many words after this one; the end of the code for one outside it."""
+        target, end = inst.pc // 4 + 1 + words, len(self._text) // 4
+        return target if 0 <= target < end else end
 
     def executed(self) -> int:
         """Instructions executed so far: the clock of s_memtime."""
@@ -304,7 +302,7 @@ class Machine:
 
     def _decode(self, at: int) -> Instruction:
         if at >= len(self._text) // 4:
-            raise KernelFaultError(f"{self.code.name} runs past the end of its code, to {4 * at:#x}")
+            raise KernelFaultError(f"{self.code.name} jumps out of its code, or runs past its end")
         try:
             inst = decode(self._text, 4 * at)
         except ValueError as error:

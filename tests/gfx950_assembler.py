@@ -205,7 +205,6 @@ def run(
     memory: object = None,
     lds: int = 0,
     scratch: int = 0,
-    waves: int = 1,
     mode: int = KEEPS_DENORMALS,
     faulty: bool = False,
 ) -> Outcome:
@@ -243,7 +242,7 @@ def run(
         encode("SOPP", "s_endpgm"),
     ])  # fmt: skip
     buffers = [given, taken, np.zeros(4, np.uint32) if memory is None else memory]
-    code = code_object(text, arguments=3, lds=lds, scratch=scratch, waves=waves, mode=mode)
+    code = code_object(text, arguments=3, lds=lds, scratch=scratch, mode=mode)
     result = gfx950.run(code, groups, buffers)
     if not faulty:
         assert result.ok, "\n".join(map(str, result.findings))
