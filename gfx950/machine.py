@@ -318,7 +318,8 @@ class Machine:
 def bound_arguments(code: CodeObject, args: Sequence) -> list[tuple[object, Argument]]:
     """What is passed, with its place. Raises CodeObjectError unless the arguments are what the kernel takes.
 
-    Without a signature they are as many as the kernel takes, or two less, for Triton's two hidden pointers.
+    Without a signature they are as many as the kernel takes, or two less, for Triton's two hidden pointers; a pointer
+    may then be an address, or None.
     """
     takes = code.user_arguments
     if code.signature:
@@ -331,10 +332,12 @@ def bound_arguments(code: CodeObject, args: Sequence) -> list[tuple[object, Argu
             f"{code.name} takes {len(takes)} arguments ({', '.join(a.name for a in takes)}), got {len(args)}"
         )
     for argument, wanted in zip(args, takes, strict=False):
-        tensor = type_of(argument, wanted.name).startswith("*")
-        if argument is None or tensor != (wanted.kind == "global_buffer"):
-            raise CodeObjectError(f"{wanted.name} is {'a pointer; expected a tensor' if not tensor else 'a number'}")
-    return list(zip(args, takes, strict=False))
+        found, pointer = type_of(argument, wanted.name), wanted.kind == "global_buffer"
+        if pointer and found.startswith(("fp", "u1")):
+            raise CodeObjectError(f"{wanted.name} is a pointer; expected a tensor, an address or None, got {argument!r}")
+        if not pointer and (found == NOTHING or found.startswith("*")):
+            raise CodeObjectError(f"{wanted.name} is a number of {wanted.size} bytes; expected an int or a float")
+    return [(0 if argument is None else argument, wanted) for argument, wanted in zip(args, takes, strict=False)]
 
 
 def check_grid(grid: object) -> tuple[int, int, int]:

@@ -956,10 +956,12 @@ def test_an_elf_takes_a_signature():
     with pytest.raises(gfx950.CodeObjectError, match="the signature names 20"):
         gfx950.load(code.elf, signature={f"a{i}": "i32" for i in range(20)})
     for wrong in (torch.empty(8), None):
-        with pytest.raises(gfx950.CodeObjectError, match=r"argument 1 is a number|argument 1"):
+        with pytest.raises(gfx950.CodeObjectError, match="argument 1 is a number of 4 bytes"):
             gfx950.run(bare, (1,), [args[0], wrong, *args[2:]])
     with pytest.raises(gfx950.CodeObjectError, match="argument 0 is a pointer; expected a tensor"):
-        gfx950.run(bare, (1,), [5, *args[1:]])
+        gfx950.run(bare, (1,), [0.5, *args[1:]])
+    found = gfx950.run(bare, (1,), [None, *args[1:5], 0, 0, *args[7:]]).findings
+    assert {f.kind for f in found} == {"out-of-bounds"}
 
 
 def _wrapped():
