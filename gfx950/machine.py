@@ -334,7 +334,7 @@ def bound_arguments(code: CodeObject, args: Sequence) -> list[tuple[object, Argu
     for argument, wanted in zip(args, takes, strict=False):
         found, pointer = type_of(argument, wanted.name), wanted.kind == "global_buffer"
         if pointer and found.startswith(("fp", "u1")):
-            raise CodeObjectError(f"{wanted.name} is a pointer; expected a tensor, an address or None, got {argument!r}")
+            raise CodeObjectError(f"{wanted.name} is a pointer; expected a tensor, an address or None")
         if not pointer and (found == NOTHING or found.startswith("*")):
             raise CodeObjectError(f"{wanted.name} is a number of {wanted.size} bytes; expected an int or a float")
     return [(0 if argument is None else argument, wanted) for argument, wanted in zip(args, takes, strict=False)]

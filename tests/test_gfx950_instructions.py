@@ -1431,6 +1431,33 @@ def test_jumps_through_registers():
     assert run(swap + back, s={10: 5}, read_s=[10, 14]).s == {10: [5], 14: [4]}
 
 
+FAULTS = {
+    "jumps out of its code": [
+        encode("SOPP", "s_branch", simm16=0x7000),
+        encode("SOPP", "s_branch", simm16=-200 & 0xFFFF),
+        encode("SOPK", "s_call_b64", sdst=s(14), simm16=0x7000),
+    ],
+    "outside the code": [
+        encode("SOP1", "s_setpc_b64", ssrc0=s(12)),
+        encode("SOP1", "s_swappc_b64", sdst=s(14), ssrc0=s(12)),
+    ],
+    "instructions without a barrier or an end": [encode("SOPP", "s_branch", simm16=-1 & 0xFFFF)],
+    "an assertion of the kernel failed": [encode("SOPP", "s_trap", simm16=2)],
+}
+
+
+@pytest.mark.parametrize(("says", "program"), [(says, program) for says, some in FAULTS.items() for program in some])
+def test_what_cannot_go_on(monkeypatch, says, program):
+    monkeypatch.setattr("gfx950.machine.MAX_INSTRUCTIONS", 5000)
+    with pytest.raises(gfx950.KernelFaultError, match=says):
+        run(program, s={12: 0x1000, 13: 0})
+
+
+def test_code_without_an_end():
+    with pytest.raises(gfx950.KernelFaultError, match="jumps out of its code, or runs past its end"):
+        gfx950.run(code_object(v_mov(2, constant(1)), arguments=0), 1, [])
+
+
 def _add_constant(register: int, number: int) -> bytes:
     return encode("SOP2", "s_add_u32", sdst=s(register), ssrc0=s(register), ssrc1=constant(number))
 
