@@ -127,12 +127,7 @@ def _generated(how: str, type_name: str, shape_text: str, seed: int) -> Any:
     shape = [int(n) for n in shape_text.split("x")]
     try:
         values = _values(how, dtype, shape, seed)
-    except (
-        RuntimeError,
-        OverflowError,
-        TypeError,
-        MemoryError,
-    ) as error:  # too large, or a type torch cannot convert to
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:  # too large, or no conversion to that type
         reason = str(error).splitlines()[0]
         raise UserError(f"{how}:{type_name}:{shape_text} cannot be made: {reason}") from error
     return gfx950.Uninitialised(values) if how == "empty" else values

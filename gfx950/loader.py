@@ -156,7 +156,15 @@ def load(
         ) from error
 
 
-def _parse(file: ELFFile, elf: bytes, name: str | None, lds_size: int | None, signature, defaults, assembly: str):
+def _parse(
+    file: ELFFile,
+    elf: bytes,
+    name: str | None,
+    lds_size: int | None,
+    signature: Mapping[str, str],
+    defaults: Mapping[str, object],
+    assembly: str,
+) -> CodeObject:
     symbols = file.get_section_by_name(".symtab") or file.get_section_by_name(".dynsym")
     descriptors = {s.name[:-3]: s for s in symbols.iter_symbols() if s.name.endswith(".kd")} if symbols else {}
     if not descriptors:

@@ -121,7 +121,7 @@ class Machine:
         bound = bound_arguments(self.code, args)
         addresses = iter(self._map_tensors([(a, wanted.name) for a, wanted in bound if is_tensor(unwrap(a))]))
         for given, wanted in bound:
-            raw = pack(next(addresses) if is_tensor(unwrap(given)) else given, wanted)
+            raw = pack(next(addresses) if is_tensor(unwrap(given)) else unwrap(given), wanted)
             segment[wanted.offset : wanted.offset + wanted.size] = raw
         for wanted in self.code.arguments:
             if wanted.hidden and (value := self._hidden(wanted.kind)) is not None:
@@ -162,11 +162,9 @@ class Machine:
         """What a kernel wants of the host: Triton's assertions print before they trap."""
         words = np.frombuffer(self._text[: len(self._text) // 4 * 4], "<u4")
         asserts = (words >> 16 == S_TRAP).any()
-        what = (
-            "an assertion failed (tl.device_assert), or it prints (tl.device_print)"
-            if asserts
-            else ("it prints (tl.device_print)")
-        )
+        what = "it prints (tl.device_print)"
+        if asserts:
+            what = f"an assertion failed (tl.device_assert), or {what}"
         caller = self._wave.called_from
         line = None if caller is None else self.code.source_lines.get(self.code.text[0] + caller)
         called = f", called from {line}" if line else ""
