@@ -293,8 +293,9 @@ def isa_run(
         typer.Option(
             "--arg",
             metavar="SPEC",
-            help="An argument, in order, constexprs left out: a number; randn, zeros, ones, arange or empty (never "
-            "written), a torch type and a shape, such as randn:bfloat16:16x576; or a .npy or .pt file.",
+            help="An argument, in order, constexprs left out: a number, True, False or None; randn, zeros, ones, "
+            "arange or empty (never written), a torch type and a shape, such as randn:bfloat16:16x576; or a .npy or "
+            ".pt file.",
         ),
     ] = None,
     constexpr: Annotated[
@@ -314,7 +315,9 @@ def isa_run(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="What random arguments and the shuffled order follow from.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="What random arguments and the shuffled order follow from.")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write counters and findings to FILE.")
     ] = None,

@@ -1,6 +1,7 @@
 """`mla isa run` and `mla isa plan`: gfx950 code executed on this CPU, what the sanitizer found and what was counted."""
 
 import dataclasses
+import math
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,9 +32,10 @@ except ImportError as problem:
     ) from problem
 
 _GENERATED = re.compile(r"(randn|zeros|ones|empty|arange):(\w+):(\d+(?:x\d+)*)")
+_WORDS = {"True": True, "False": False, "None": None}
 _SPELLINGS = (
-    "a number; randn, zeros, ones, arange or empty (bytes that count as never written), a torch type and a shape, such "
-    "as randn:bfloat16:16x576; or a .npy or .pt file"
+    "a number, True, False or None; randn, zeros, ones, arange or empty (bytes that count as never written), a torch "
+    "type and a shape, such as randn:bfloat16:16x576; or a .npy or .pt file"
 )
 
 
@@ -77,6 +79,10 @@ def _errors_of_the_machine():
         yield
     except gfx950.Gfx950Error as error:
         raise UserError(str(error)) from error
+    except MemoryError as error:
+        raise UserError(
+            f"the arguments, and what is kept of each of their bytes, do not fit in memory: {error}"
+        ) from error
 
 
 @contextmanager
@@ -98,6 +104,8 @@ def _grid(text: str) -> tuple[int, ...]:
 
 def _argument(text: str, seed: int) -> Any:
     """One --arg as a kernel's argument."""
+    if text in _WORDS:
+        return _WORDS[text]
     for kind in (int, float):
         try:
             return kind(text)
@@ -117,13 +125,21 @@ def _generated(how: str, type_name: str, shape_text: str, seed: int) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise UserError(f"{how}:{type_name}:{shape_text}: torch has no type {type_name}")
     shape = [int(n) for n in shape_text.split("x")]
+    try:
+        values = _values(how, dtype, shape, seed)
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:  # too large, or no conversion to that type
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{how}:{type_name}:{shape_text} cannot be made: {reason}") from error
+    return gfx950.Uninitialised(values) if how == "empty" else values
+
+
+def _values(how: str, dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
     if how == "randn":
         values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         return values.to(dtype) if dtype.is_floating_point else (values * 100).to(dtype)
     if how == "arange":
-        return torch.arange(int(np.prod(shape))).view(shape).to(dtype)
-    filled = torch.full(shape, 1.0 if how == "ones" else 0.0).to(dtype)
-    return gfx950.Uninitialised(filled) if how == "empty" else filled
+        return torch.arange(math.prod(shape)).view(shape).to(dtype)
+    return torch.full(shape, 1.0 if how == "ones" else 0.0).to(dtype)
 
 
 def _loaded(path: Path) -> Any:
@@ -142,8 +158,8 @@ def _constexpr(text: str) -> tuple[str, object]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
         raise UserError(f"--constexpr {text}: expected NAME=VALUE, such as BLOCK=64")
-    if value in ("True", "False", "None"):
-        return name, {"True": True, "False": False, "None": None}[value]
+    if value in _WORDS:
+        return name, _WORDS[value]
     for kind in (int, float):
         try:
             return name, kind(value)
@@ -174,16 +190,24 @@ def _code(request: Request, arguments: list) -> gfx950.CodeObject:
         raise UserError(f"{request.kernel} does not compile: {type(error).__name__}: {error}") from error
 
 
-def _triton_kernel(path: Path, name: str) -> Any:
-    from triton.runtime.jit import JITFunction
+def _triton_kernel_type() -> type:
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError as error:
+        raise UserError(f"a kernel's source needs Triton to be compiled ({error}): pip install triton") from error
+    return JITFunction
 
+
+def _triton_kernel(path: Path, name: str) -> Any:
+    """What the file calls `name`, or its only kernel; `gfx950.compile` says if it is none."""
+    kernel_type = _triton_kernel_type()
     try:
         module = execute(path, "isa_kernel")
     except (Exception, SystemExit) as error:
         raise UserError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
-    kernels = {key: value for key, value in vars(module).items() if isinstance(value, JITFunction)}
-    if name in kernels:
-        return kernels[name]
+    if name and hasattr(module, name):
+        return getattr(module, name)
+    kernels = {key: value for key, value in vars(module).items() if isinstance(value, kernel_type)}
     if not name and len(kernels) == 1:
         return next(iter(kernels.values()))
     known = ", ".join(sorted(kernels)) or "none"
@@ -216,8 +240,9 @@ def show(result: gfx950.Result, grid: tuple[int, ...], out: Console) -> None:
 
 
 def _registers(code: gfx950.CodeObject) -> str:
-    vector, accumulation = code.metadata[".vgpr_count"], code.metadata[".agpr_count"]
-    spilled = code.metadata[".vgpr_spill_count"]
+    vector, accumulation, spilled = (
+        code.metadata.get(key, "?") for key in (".vgpr_count", ".agpr_count", ".vgpr_spill_count")
+    )
     return f"{vector} VGPRs (of them {accumulation} for accumulation), {spilled} spilled"
 
 
@@ -305,6 +330,7 @@ def report_plan(batch_size: int, kv_seq_len: int, table: str | None) -> PlanRepo
         )
     if plan.tile.design != "plain":
         raise UserError(f"the design {plan.tile.design!r} of table {table} is not for gfx950: try --table gfx950_fused")
+    _triton_kernel_type()
     with _errors_of_the_machine():
         few, many = (_run_plan(plan, tiles * plan.tile.block) for tiles in _PLAN_TILES)
     tokens = (_PLAN_TILES[1] - _PLAN_TILES[0]) * plan.tile.block

@@ -19,7 +19,7 @@ from gfx950.findings import (
     UnknownInstructionError,
 )
 from gfx950.loader import CodeObject, load
-from gfx950.machine import ORDERS, Machine, Result, check_arguments, check_grid
+from gfx950.machine import ORDERS, Machine, Result, check_grid
 from gfx950.memory import Unaligned, Uninitialised
 
 __all__ = [
@@ -57,8 +57,9 @@ def run(
     with `constexprs` and `options` (num_warps, num_stages, …).
     grid: the number of workgroups in x, y, z.
     args: CPU torch tensors and numpy arrays (any strides; the bytes from the first to the last element are the
-    buffer), ints and floats, in the order of the parameters. Uninitialised(tensor) makes reads of bytes that the
-    kernel has not written a finding; Unaligned(tensor) puts it at an address aligned to its elements only.
+    buffer), ints, floats and None, in the order of the parameters; those at the end that have defaults may be left out.
+    Uninitialised(tensor) makes reads of bytes that the kernel has not written a finding; Unaligned(tensor) puts it at
+    an address aligned to its elements only.
     order: None for workgroups in order and each wave up to the next barrier; "reversed" for the last workgroup first;
     "shuffled" for workgroups, and waves between barriers, in an order drawn by `seed`; "lockstep" for the waves of a
     workgroup by turns, an instruction each.
@@ -69,13 +70,16 @@ def run(
     the result's findings.
     """
     sizes = check_grid(grid)
+    if not isinstance(args, (list, tuple)):
+        raise CodeObjectError(f"args is a {type(args).__name__}; expected a list or tuple of the kernel's arguments")
     if order not in ORDERS:
         raise CodeObjectError(f"order is {order!r}; expected one of {ORDERS}")
+    if not isinstance(seed, int) or seed < 0:
+        raise CodeObjectError(f"seed is {seed!r}; expected an integer, 0 or more")
     if isinstance(kernel, CodeObject):
         if constexprs or options:
             raise CodeObjectError(f"{kernel.name} is compiled already: constexprs and options come too late")
         code = kernel
     else:
         code = compile(kernel, args, constexprs, **options)
-    check_arguments(code, args)
     return Machine(code, sizes, args, seed).run(order, progress)

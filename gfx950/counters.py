@@ -11,7 +11,7 @@ MEMORY_BYTES_PER_S = 8e12
 CLOCK_HZ = 2.4e9
 COMPUTE_UNITS = 256
 LDS_BYTES_PER_CLOCK = 128  # a compute unit
-# Floating-point operations a second of the whole device, dense, by the narrower operand of the product.
+# Floating-point operations a second of the whole device, dense, by the wider operand of the product.
 MATRIX_FLOPS = {"f64": 78.6e12, "f32": 157.3e12, "bf16": 2.5e15, "f16": 2.5e15, "fp8": 5e15, "fp4": 10e15, "i8": 5e15}
 
 
@@ -33,6 +33,8 @@ class Counters:
 
     instructions: executed instructions by class of work, one for each wave. mnemonics: the same by name.
     mfma: matrix instructions by name. buffers: one entry for each tensor argument, in order.
+    global_bytes: distinct bytes read and distinct bytes written, what memory must move at least; arguments that overlap
+    count once.
     lds_bank_conflicts: extra passes beyond one for each group of lanes that could fill the 64 banks once.
     """
 
@@ -42,6 +44,7 @@ class Counters:
     mnemonics: Counter = field(default_factory=Counter)
     mfma: Counter = field(default_factory=Counter)
     buffers: list[BufferCounters] = field(default_factory=list)
+    global_bytes: int = 0
     lds_bytes_read: int = 0
     lds_bytes_written: int = 0
     lds_bank_conflicts: int = 0
@@ -56,11 +59,6 @@ class Counters:
                 self.mfma[inst.name] += times
                 kind, flops = matrix_work(inst)
                 self.matrix_flops[kind] += flops * times
-
-    @property
-    def global_bytes(self) -> int:
-        """Distinct bytes read and written: what memory must move at least once."""
-        return sum(b.distinct_bytes_read + b.distinct_bytes_written for b in self.buffers)
 
     def computed_time(self) -> dict[str, float]:
         """Seconds that each published rate allows at best, all compute units busy. Computed, not measured."""

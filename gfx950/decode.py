@@ -65,6 +65,11 @@ class Instruction:
     def literal(self) -> int:
         return self.fields.literal
 
+    @property
+    def lds_offset(self) -> int:
+        """The 16-bit offset of an LDS instruction that has one address."""
+        return self.get("offset1") << 8 | self.get("offset0")
+
     def has(self, field: str) -> bool:
         return hasattr(type(self.fields), field)
 

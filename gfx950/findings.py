@@ -36,6 +36,10 @@ class Place:
     wave: int
     source: str | None  # "file:line" where the line table has it
 
+    def __str__(self) -> str:
+        source = f", {self.source}" if self.source else ""
+        return f"{self.instruction} at {self.pc:#x}{source}, workgroup {self.workgroup}, wave {self.wave}"
+
 
 @dataclass
 class Finding:
@@ -57,12 +61,10 @@ class Finding:
     count: int = 1
 
     def __str__(self) -> str:
-        where = f"workgroup {self.workgroup}, wave {self.wave}"
-        if self.lane is not None:
-            where += f", lane {self.lane}"
-        source = f", {self.source}" if self.source else ""
+        place = Place(self.instruction, self.pc, self.workgroup, self.wave, self.source)
+        lane = f", lane {self.lane}" if self.lane is not None else ""
         again = f" ({self.count} times)" if self.count > 1 else ""
-        return f"{self.kind}: {self.message}; {self.instruction} at {self.pc:#x}{source}, {where}{again}"
+        return f"{self.kind}: {self.message}; {place}{lane}{again}"
 
 
 @dataclass

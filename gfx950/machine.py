@@ -5,16 +5,18 @@ the orders the hardware may choose. `order="shuffled"` draws another; with `orde
 take turns, an instruction each.
 """
 
+import operator
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gfx950.arguments import NOTHING, Argument, check_type, completed, pack, type_of
 from gfx950.counters import BufferCounters, Counters
 from gfx950.decode import Instruction, decode
 from gfx950.findings import CodeObjectError, Finding, Findings, KernelFaultError, Place, UnknownInstructionError
-from gfx950.loader import Argument, CodeObject
+from gfx950.loader import CodeObject
 from gfx950.memory import (
     GlobalMemory,
     Lds,
@@ -23,11 +25,13 @@ from gfx950.memory import (
     Uninitialised,
     is_marked,
     is_tensor,
+    spans_of,
     storage_bytes,
+    storage_maps,
     unwrap,
 )
 from gfx950.ops import BINDERS, END, Step, load_all
-from gfx950.wave import LANE, LANES, Wave
+from gfx950.wave import LANE, LANES, Wave, unsupported_mode
 
 load_all()
 
@@ -36,6 +40,8 @@ MAX_INSTRUCTIONS = 20_000_000  # between two barriers of a wave
 PRELOAD_PROLOGUE = 256  # bytes of code for firmware that does not preload arguments
 # Bit of the descriptor's properties → SGPRs that it puts before the arguments. Source: LLVM, AMDGPU user guide.
 _USER_SGPRS = {0: 4, 1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 1}
+HOST_CALLS_SIZE = 4096  # bytes, more than any kernel looks at before it waits
+S_TRAP = 0xBF92  # the upper half of the instruction
 _DISPATCH_POINTER, _KERNARG_POINTER = 1, 3
 
 
@@ -56,6 +62,8 @@ class Machine:
     """A kernel loaded with its arguments: what the instructions' steps refer to while they run."""
 
     def __init__(self, code: CodeObject, grid: tuple[int, int, int], args: Sequence, seed: int):
+        if problem := unsupported_mode(code.descriptor.mode):
+            raise CodeObjectError(f"{code.name} is compiled for {problem}, which gfx950 cannot do yet")
         self.code = code
         self.grid = grid
         self.rng = np.random.default_rng(seed)
@@ -63,16 +71,17 @@ class Machine:
         self.findings = Findings(self.place)
         self.memory = GlobalMemory(self.findings)
         image = np.frombuffer(code.image, np.uint8).copy()
-        loaded = self.memory.add("the code object", image, counted=False, readonly=True)
+        loaded = self.memory.add("the code object", image, readonly=True)
         self._text = code.image[code.text[0] - code.base :][: code.text[1]]
         self.code_address = loaded.base + code.text[0] - code.base
+        self._group_size = LANES * code.num_waves
         self._kernarg = self._pack_arguments(args)
         self._dispatch = self._map_dispatch_packet()
-        slots = len(self._text) // 4
+        slots = len(self._text) // 4 + 2  # so that code which runs past its end, by two words at most, meets nothing
         self._instructions: list[Instruction | None] = [None] * slots
         self._following = [0] * slots
         self._hits = [0] * slots
-        self._waves = [Wave(i, self.findings) for i in range(code.num_waves)]
+        self._waves = [Wave(i, self.findings, code.descriptor.mode) for i in range(code.num_waves)]
         self._steps: list[list[Step | None]] = [[None] * slots for _ in self._waves]
         self._wave = self._waves[0]
         self._workgroup = (0, 0, 0)
@@ -96,6 +105,11 @@ class Machine:
             raise KernelFaultError(f"{self.describe()} jumps to {address:#x}, outside the code")
         return offset // 4
 
+    def branch_target(self, inst: Instruction, words: int) -> int:
+        """The index of the instruction so many words after this one; the end of the code for one outside it."""
+        target, end = inst.pc // 4 + 1 + words, len(self._text) // 4
+        return target if 0 <= target < end else end
+
     def executed(self) -> int:
         """Instructions executed so far: the clock of s_memtime."""
         return sum(self._hits)
@@ -104,71 +118,98 @@ class Machine:
 
     def _pack_arguments(self, args: Sequence) -> int:
         segment = bytearray(self.code.kernarg_size)
-        expected = self.code.user_arguments
-        mapped: dict[tuple[int, int], int] = {}
-        for given, wanted in zip(args, expected, strict=False):
-            value = self._map(given, wanted.name, mapped) if is_tensor(unwrap(given)) else given
-            struct.pack_into("<" + _format(value, wanted), segment, wanted.offset, value)
+        bound = bound_arguments(self.code, args)
+        addresses = iter(self._map_tensors([(a, wanted.name) for a, wanted in bound if is_tensor(unwrap(a))]))
+        for given, wanted in bound:
+            raw = pack(next(addresses) if is_tensor(unwrap(given)) else unwrap(given), wanted)
+            segment[wanted.offset : wanted.offset + wanted.size] = raw
         for wanted in self.code.arguments:
             if wanted.hidden and (value := self._hidden(wanted.kind)) is not None:
                 struct.pack_into({2: "<H", 4: "<I", 8: "<Q"}[wanted.size], segment, wanted.offset, value)
         data = np.frombuffer(bytes(segment), np.uint8)
-        return self.memory.add("the kernel's arguments", data, counted=False, readonly=True).base
+        return self.memory.add("the kernel's arguments", data, readonly=True).base
 
-    def _map(self, given: object, name: str, mapped: dict) -> int:
-        data = storage_bytes(unwrap(given), name)
-        key = (data.ctypes.data, data.size)
-        if data.size and key in mapped:
-            return mapped[key]
-        written = np.zeros(data.size, bool) if is_marked(given, Uninitialised) else None
-        offset = unwrap(given).itemsize if is_marked(given, Unaligned) else 0
-        buffer = self.memory.add(name, data, offset=offset, written=written)
-        mapped[key] = buffer.base
-        return buffer.base
+    def _map_tensors(self, tensors: list[tuple[object, str]]) -> list[int]:
+        """Map each tensor as a buffer of its own; those that overlap share their bytes, and which were written."""
+        arrays = [storage_bytes(unwrap(given), name) for given, name in tensors]
+        spans = spans_of(arrays)
+        marked = [is_marked(given, Uninitialised) for given, _ in tensors]
+        marks = [np.full(array.size, mark) for array, mark in zip(arrays, marked, strict=True)]
+        written = [~never if never.any() else None for never in storage_maps(spans, marks)]
+        addresses = []
+        for (given, name), data, span in zip(tensors, arrays, spans, strict=True):
+            shadow = written[span.storage]
+            if shadow is not None:
+                shadow = shadow[span.offset : span.offset + data.size]
+            offset = unwrap(given).itemsize if is_marked(given, Unaligned) else 0
+            addresses.append(self.memory.add(name, data, offset=offset, written=shadow, span=span).base)
+        return addresses
 
     def _hidden(self, kind: str) -> int | None:
-        group = 64 * self.code.num_waves
+        if kind == "hidden_hostcall_buffer":
+            return self._map_host_calls()
         values = {f"hidden_block_count_{axis}": n for axis, n in zip("xyz", self.grid, strict=True)}
-        values |= {"hidden_group_size_x": group, "hidden_group_size_y": 1, "hidden_group_size_z": 1}
+        values |= {"hidden_group_size_x": self._group_size, "hidden_group_size_y": 1, "hidden_group_size_z": 1}
         values |= {"hidden_grid_dims": 3, "hidden_dynamic_lds_size": self.code.lds_size}
         return values.get(kind)
 
+    def _map_host_calls(self) -> int:
+        """Where a kernel leaves work for the host and then waits for ever, for nobody is there."""
+        data = np.zeros(HOST_CALLS_SIZE, np.uint8)
+        return self.memory.add("the buffer of host calls", data, forbidden=self._host_call).base
+
+    def _host_call(self) -> str:
+        """What a kernel wants of the host: Triton's assertions print before they trap."""
+        words = np.frombuffer(self._text[: len(self._text) // 4 * 4], "<u4")
+        asserts = (words >> 16 == S_TRAP).any()
+        what = "it prints (tl.device_print)"
+        if asserts:
+            what = f"an assertion failed (tl.device_assert), or {what}"
+        caller = self._wave.called_from
+        line = None if caller is None else self.code.source_lines.get(self.code.text[0] + caller)
+        called = f", called from {line}" if line else ""
+        return f"{self.code.name} calls the host, which is not there: {what}; {self.place()}{called}"
+
     def _map_dispatch_packet(self) -> int:
         """The HSA kernel dispatch packet, as far as kernels read it: workgroup and grid sizes."""
-        group = 64 * self.code.num_waves
-        packet = struct.pack("<HHHHHHIII", 2, 3, group, 1, 1, 0, self.grid[0] * group, *self.grid[1:])
+        size = self._group_size
+        packet = struct.pack("<HHHHHHIII", 2, 3, size, 1, 1, 0, self.grid[0] * size, *self.grid[1:])
         data = np.frombuffer(packet.ljust(64, b"\0"), np.uint8)
-        return self.memory.add("the dispatch packet", data, counted=False, readonly=True).base
+        return self.memory.add("the dispatch packet", data, readonly=True).base
 
     # ---- Running ----
 
     def run(self, order: str | None, progress: Callable[[int, int], None] | None) -> Result:
         x, y, z = self.grid
-        groups = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+        total = x * y * z
+        numbers: Sequence[int] = range(total)
         if order == "shuffled":
-            self.rng.shuffle(groups)
-            groups = [tuple(int(i) for i in group) for group in groups]
+            numbers = self.rng.permutation(total)
         elif order == "reversed":
-            groups.reverse()
+            numbers = range(total - 1, -1, -1)
         with np.errstate(all="ignore"):
-            for done, group in enumerate(groups):
+            for done, number in enumerate(numbers):
                 if progress:
-                    progress(done, len(groups))
-                self._run_workgroup(group, order)
-        return self._result(len(groups))
+                    progress(done, total)
+                rest, i = divmod(int(number), x)
+                self._run_workgroup((i, rest % y, rest // y), order)
+        return self._result(total)
 
     def _result(self, workgroups: int) -> Result:
         counters = self.counters
         counters.workgroups = workgroups
         counters.waves = workgroups * len(self._waves)
         counters.count((inst, n) for inst, n in zip(self._instructions, self._hits, strict=True) if inst and n)
+        buffers = [b for b in self.memory.buffers if b.span is not None]
         counters.buffers = [
             BufferCounters(
                 b.name, b.data.size, b.bytes_read, int(b.read_map.sum()), b.bytes_written, int(b.write_map.sum())
             )
-            for b in self.memory.buffers
-            if b.counted
+            for b in buffers
         ]
+        spans = [b.span for b in buffers]
+        maps = storage_maps(spans, [b.read_map for b in buffers]) + storage_maps(spans, [b.write_map for b in buffers])
+        counters.global_bytes = sum(int(touched.sum()) for touched in maps)
         return Result(self.code, self.findings.list(), counters)
 
     def _run_workgroup(self, group: tuple[int, int, int], order: str | None) -> None:
@@ -258,8 +299,8 @@ class Machine:
         return step
 
     def _decode(self, at: int) -> Instruction:
-        if not 0 <= at < len(self._instructions):
-            raise KernelFaultError(f"{self.code.name} runs past the end of its code, to {4 * at:#x}")
+        if at >= len(self._text) // 4:
+            raise KernelFaultError(f"{self.code.name} jumps out of its code, or runs past its end")
         try:
             inst = decode(self._text, 4 * at)
         except ValueError as error:
@@ -272,42 +313,38 @@ class Machine:
         return inst
 
 
-def _format(value: object, wanted: Argument) -> str:
-    """The struct format of an argument. Raises CodeObjectError if the value can't be one."""
-    name = wanted.name
-    if wanted.kind == "global_buffer":
-        if not isinstance(value, int):
-            raise CodeObjectError(f"{name} is a pointer; expected a tensor, got {type(value).__name__}")
-        return "Q"
-    if isinstance(value, float) and wanted.size in (4, 8):
-        return "f" if wanted.size == 4 else "d"
-    if isinstance(value, (bool, int, np.integer)):
-        bits = 8 * wanted.size
-        if not -(2 ** (bits - 1)) <= value < 2**bits:
-            raise CodeObjectError(f"{name} = {value} does not fit in the {wanted.size} bytes the kernel takes")
-        return (
-            {1: "b", 2: "h", 4: "i", 8: "q"}[wanted.size]
-            if value < 0
-            else {1: "B", 2: "H", 4: "I", 8: "Q"}[wanted.size]
+def bound_arguments(code: CodeObject, args: Sequence) -> list[tuple[object, Argument]]:
+    """What is passed, with its place. Raises CodeObjectError unless the arguments are what the kernel takes.
+
+    Without a signature they are as many as the kernel takes, or two less, for Triton's two hidden pointers; a pointer
+    may then be an address, or None.
+    """
+    takes = code.user_arguments
+    if code.signature:
+        given = completed(code.name, list(code.signature), code.defaults, args)
+        for name, kind in code.signature.items():
+            check_type(name, given[name], kind)
+        return list(zip((given[n] for n, kind in code.signature.items() if kind != NOTHING), takes, strict=False))
+    if len(args) not in (len(takes), len(takes) - 2):
+        raise CodeObjectError(
+            f"{code.name} takes {len(takes)} arguments ({', '.join(a.name for a in takes)}), got {len(args)}"
         )
-    raise CodeObjectError(f"{name} is a number of {wanted.size} bytes; expected an int or a float, got {value!r}")
-
-
-def check_arguments(code: CodeObject, args: Sequence) -> None:
-    """Raises CodeObjectError unless the arguments are as many as the kernel takes, Triton's two hidden ones aside."""
-    takes = len(code.user_arguments)
-    if len(args) not in (takes, takes - 2):
-        names = ", ".join(a.name for a in code.user_arguments)
-        raise CodeObjectError(f"{code.name} takes {takes} arguments ({names}), got {len(args)}")
-    for argument in args:
-        value = unwrap(argument)
-        if not is_tensor(value) and not isinstance(value, (bool, int, float, np.integer)):
-            raise CodeObjectError(f"an argument is {type(value).__name__}; expected tensors, ints and floats")
+    for argument, wanted in zip(args, takes, strict=False):
+        found, pointer = type_of(argument, wanted.name), wanted.kind == "global_buffer"
+        if pointer and found.startswith(("fp", "u1")):
+            raise CodeObjectError(f"{wanted.name} is a pointer; expected a tensor, an address or None")
+        if not pointer and (found == NOTHING or found.startswith("*")):
+            raise CodeObjectError(f"{wanted.name} is a number of {wanted.size} bytes; expected an int or a float")
+    return [(0 if argument is None else argument, wanted) for argument, wanted in zip(args, takes, strict=False)]
 
 
 def check_grid(grid: object) -> tuple[int, int, int]:
     """The grid as three positive integers. Raises CodeObjectError for anything else."""
-    sizes = (grid,) if isinstance(grid, int) else tuple(grid)
-    if not 1 <= len(sizes) <= 3 or not all(isinstance(n, int) and n > 0 for n in sizes):
-        raise CodeObjectError(f"grid is {grid!r}; expected one to three positive integers")
+    problem = CodeObjectError(f"grid is {grid!r}; expected one to three positive integers")
+    try:
+        sizes = [operator.index(n) for n in (grid if isinstance(grid, Sequence) else (grid,))]
+    except TypeError as error:
+        raise problem from error
+    if not 1 <= len(sizes) <= 3 or any(n < 1 or n >= 2**31 for n in sizes):
+        raise problem
     return (*sizes, 1, 1)[:3]

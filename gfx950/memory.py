@@ -4,17 +4,29 @@ Every access is byte-wise and vectorised over the lanes; beside the data stand s
 written, touched, and by which wave since the last barrier.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gfx950.findings import MISALIGNED, OUT_OF_BOUNDS, RACE, UNINITIALISED, CodeObjectError, Findings
+from gfx950.findings import (
+    MISALIGNED,
+    OUT_OF_BOUNDS,
+    RACE,
+    UNINITIALISED,
+    CodeObjectError,
+    Findings,
+    KernelFaultError,
+)
 
 FIRST_ADDRESS = 0x7E00_0000_0000  # high, so that code that drops upper halves of an address is found out
 GUARD = 1 << 24  # bytes between two buffers
 POISON = 0xAB  # what unwritten and out-of-bounds bytes hold
+# Triton gives each buffer instruction this number of records, whatever the tensor's size, and to lanes that its mask
+# leaves out the first offset beyond any size: the range check masks those, and protects nothing else.
+NO_SIZE, MASKED_OFFSET = 2**31 - 2, 2**31
 LDS_BANKS = 64  # of 4 bytes each
+MAX_WAVES = 16  # of a workgroup: 1024 lanes
 
 
 @dataclass(frozen=True)
@@ -77,16 +89,54 @@ def storage_bytes(tensor: object, name: str) -> np.ndarray:
     return flat.view(torch.uint8).numpy()
 
 
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a storage: of several arguments' memory where they overlap, else of one argument's."""
+
+    storage: int
+    offset: int
+
+
+def spans_of(arrays: Sequence[np.ndarray]) -> list[Span]:
+    """For each array of bytes the storage it lies in; arrays that overlap share one."""
+    ranges = [(array.ctypes.data, array.ctypes.data + array.size) for array in arrays]
+    spans = [Span(0, 0)] * len(arrays)
+    storage, start, end = -1, 0, 0
+    for i in sorted(range(len(arrays)), key=ranges.__getitem__):
+        first, last = ranges[i]
+        if storage < 0 or first >= end:
+            storage, start, end = storage + 1, first, last
+        spans[i] = Span(storage, first - start)
+        end = max(end, last)
+    return spans
+
+
+def storage_maps(spans: Sequence[Span], maps: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The union of the arguments' bool maps of bytes, for each storage."""
+    sizes: dict[int, int] = {}
+    for span, marked in zip(spans, maps, strict=True):
+        sizes[span.storage] = max(sizes.get(span.storage, 0), span.offset + marked.size)
+    unions = [np.zeros(sizes[storage], bool) for storage in sorted(sizes)]
+    for span, marked in zip(spans, maps, strict=True):
+        unions[span.storage][span.offset : span.offset + marked.size] |= marked
+    return unions
+
+
 @dataclass
 class Buffer:
-    """A span of global memory. `written` is None where every byte counts as written; the maps are by byte."""
+    """A span of global memory. `written` is None where every byte counts as written; the maps are by byte.
+
+    span: which bytes of the arguments' storages it is, None for what is no argument. forbidden: says what it means
+    to touch it, where that ends the run.
+    """
 
     name: str
     base: int
     data: np.ndarray
     written: np.ndarray | None = None
-    counted: bool = True
+    span: Span | None = None
     readonly: bool = False
+    forbidden: Callable[[], str] | None = None
     bytes_read: int = 0
     bytes_written: int = 0
     read_map: np.ndarray = field(init=False)
@@ -124,7 +174,7 @@ class GlobalMemory:
             if buffer.written is not None and not (known := buffer.written[places]).all():
                 lane = np.nonzero(~known.all(axis=1))[0][0]
                 self._report(UNINITIALISED, "reads bytes never written", buffer, addresses, lanes, chosen, lane)
-            if buffer.counted:
+            if buffer.span is not None:
                 buffer.bytes_read += places.size
                 buffer.read_map[places] = True
         return out
@@ -159,6 +209,8 @@ class GlobalMemory:
         for buffer in self.buffers:
             if high < buffer.base or low >= buffer.end:
                 continue
+            if buffer.forbidden:
+                raise KernelFaultError(buffer.forbidden())
             if low >= buffer.base and high + size <= buffer.end:
                 yield buffer, slice(None), (addresses - buffer.base)[:, None] + steps
                 return
@@ -170,8 +222,24 @@ class GlobalMemory:
             lane = np.nonzero(missed)[0][0]
             address = int(addresses[lane])
             self._findings.report(
-                OUT_OF_BOUNDS, f"{what}s {size} bytes {self._relative(address)}", int(lanes[lane]), address
+                OUT_OF_BOUNDS, f"{what}s {size} bytes {self.relative(address)}", int(lanes[lane]), address
             )
+
+    def report_dropped(
+        self, verb: str, base: int, offsets: np.ndarray, size: int, lanes: np.ndarray, dropped: np.ndarray
+    ) -> None:
+        """Report the accesses, of those at base + offsets (int64), that a range check drops and no mask meant it to."""
+        if not dropped.any():
+            return
+        lane = np.nonzero(dropped)[0][0]
+        offset = int(offsets[lane])
+        if offset >= 2**32 - 2**30:  # a little below the base, rather than far above it
+            offset -= 2**32
+        message = (
+            f"{verb} {size} bytes {self.relative(base + offset)}: the hardware drops the access, for no buffer "
+            f"instruction reaches an offset of {offset}"
+        )
+        self._findings.report(OUT_OF_BOUNDS, message, int(lanes[lane]), base + offset)
 
     def _report(self, kind, message, buffer, addresses, lanes, chosen, lane):
         address = int(addresses[chosen][lane])
@@ -179,7 +247,7 @@ class GlobalMemory:
             kind, f"{message}, {buffer.name} at byte {address - buffer.base}", int(lanes[chosen][lane]), address
         )
 
-    def _relative(self, address: int) -> str:
+    def relative(self, address: int) -> str:
         """Where an address lies, in words a kernel's author can use."""
         nearest = min(self.buffers, key=lambda b: max(b.base - address, address - b.end, 0), default=None)
         if nearest is None:
@@ -195,15 +263,18 @@ class GlobalMemory:
 
 # What an LDS byte holds.
 NEVER, WRITTEN, UNDEFINED = 0, 1, 2
-# Who touched it: a wave, or one of these; the atomic of wave w is ATOMIC − w.
-NOBODY, SEVERAL, SEVERAL_ATOMICS, ATOMIC = -1, -2, -3, -4
+# Who touched it since the last barrier: 16 bits each, one a wave.
+_READ, _WROTE, _UPDATED = 0, MAX_WAVES, 2 * MAX_WAVES
+_ALL = 2**MAX_WAVES - 1
+_DEEDS = {_WROTE: "wrote", _UPDATED: "updated atomically", _READ: "read"}
 
 
 class Lds:
     """The LDS of one workgroup: `size` bytes, with what the sanitizer knows of each byte.
 
-    A race is two waves touching a byte in the same interval between barriers, one of them changing it, and not both in
-    an atomic instruction. Waves that write the same value, as replicated layouts do, do no harm.
+    A race is two waves touching a byte in the same interval between barriers, one of them writing it, and not both in
+    an atomic instruction; whether the write changes the byte does not matter. Only waves that all write the same
+    value, as replicated layouts do, do no harm: neither to each other nor where one of them reads the byte back.
     """
 
     def __init__(self, size: int, findings: Findings):
@@ -211,18 +282,17 @@ class Lds:
         self.size = size
         self._findings = findings
         self._state = np.zeros(size, np.uint8)
-        self._writer = np.full(size, NOBODY, np.int16)
-        self._reader = np.full(size, NOBODY, np.int16)
-        self._write_epoch = np.full(size, -1, np.int32)
-        self._read_epoch = np.full(size, -1, np.int32)
-        self._epoch = 0
-        self._conflicts: dict[tuple[int, bytes], int] = {}
+        self._touched = np.zeros(size, np.uint64)
+        self._conflicts: dict[tuple, int] = {}
 
     def pass_barrier(self) -> None:
-        self._epoch += 1
+        self._touched.fill(0)
 
     def load(self, addresses: np.ndarray, size: int, lanes: np.ndarray, wave: int, align: int, *, atomic: bool = False):
-        """Read `size` bytes at each address: uint8 (n, size), and which of the bytes are a value, bool (n, size)."""
+        """Read `size` bytes at each address: uint8 (n, size), and which of the bytes are a value, bool (n, size).
+
+        atomic: as the first half of an atomic instruction, which `store` completes.
+        """
         chosen, places = self._places(addresses, size, lanes, align, "reads")
         out = np.full((addresses.size, size), POISON, np.uint8)
         defined = np.ones(out.shape, bool)
@@ -237,12 +307,13 @@ class Lds:
                 self._findings.report(
                     UNINITIALISED, f"reads LDS never written, byte {address}", int(lanes[chosen][lane]), address
                 )
-        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, (wave, atomic), ("reads", "wrote"))
-        me, before = ATOMIC - wave if atomic else wave, self._reader[places]
-        others = (self._read_epoch[places] == self._epoch) & (before != me)
-        together = np.where(before <= SEVERAL_ATOMICS, SEVERAL_ATOMICS, SEVERAL) if atomic else SEVERAL
-        self._reader[places] = np.where(others, together, me)
-        self._read_epoch[places] = self._epoch
+        touched = self._touched[places]
+        others = touched & _by_others(wave, _READ, _WROTE) if atomic else touched & _by_others(wave, _WROTE, _UPDATED)
+        if others.any():
+            if not atomic:
+                others = np.where(touched & _by(wave, _WROTE), others & _by_others(wave, _UPDATED), others)
+            self._report_race("updates" if atomic else "reads", others, places, lanes[chosen])
+        self._touched[places] = touched | _by(wave, _UPDATED if atomic else _READ)
         return out, defined
 
     def store(
@@ -256,15 +327,24 @@ class Lds:
         *,
         atomic: bool = False,
     ) -> None:
-        """Write data, uint8 (n, size); `defined`, bool (n, size), tells which bytes are a value, None for all."""
+        """Write data, uint8 (n, size); `defined`, bool (n, size), tells which bytes are a value, None for all.
+
+        Of lanes with the same address the last one stays. atomic: as the second half of an atomic instruction.
+        """
         chosen, places = self._places(addresses, data.shape[1], lanes, align, "writes")
-        changed, me = self.data[places] != data[chosen], (wave, atomic)
-        self._check_race(self._writer, self._write_epoch, chosen, places, lanes, me, ("writes", "wrote"), changed)
-        self._check_race(self._reader, self._read_epoch, chosen, places, lanes, me, ("writes", "read"), changed)
+        before = self.data[places]
         self.data[places] = data[chosen]
         self._state[places] = WRITTEN if defined is None else np.where(defined[chosen], WRITTEN, UNDEFINED)
-        self._writer[places] = ATOMIC - wave if atomic else wave
-        self._write_epoch[places] = self._epoch
+        if atomic:
+            return
+        touched = self._touched[places]
+        others = touched & _by_others(wave, _READ, _WROTE, _UPDATED)
+        if others.any():
+            same = self.data[places] == before
+            harmless = touched >> _WROTE & _ALL  # readers that wrote this value themselves
+            others = np.where(same, others & ~(harmless | _ALL << _WROTE), others)
+            self._report_race("writes", others, places, lanes[chosen])
+        self._touched[places] = touched | _by(wave, _WROTE)
 
     def _places(self, addresses, size, lanes, align, what):
         if align > 1 and (addresses & (align - 1)).any():
@@ -288,42 +368,47 @@ class Lds:
             chosen = inside
         return chosen, addresses[chosen][:, None] + np.arange(size)
 
-    def _check_race(self, who, epoch, chosen, places, lanes, me, verbs, where=True):
-        wave, atomic = me
-        others = who[places]
-        harmless = (others == wave) | (others == ATOMIC - wave)
-        if atomic:
-            harmless |= others <= SEVERAL_ATOMICS
-        clash = (epoch[places] == self._epoch) & ~harmless & where
+    def _report_race(self, verb: str, others: np.ndarray, places: np.ndarray, lanes: np.ndarray) -> None:
+        """others: for each byte (n, size) the bits of what other waves did to it; 0 where there is no race."""
+        clash = others != 0
         if not clash.any():
             return
         lane = np.nonzero(clash.any(axis=1))[0][0]
-        address = int(places[lane][np.nonzero(clash[lane])[0][0]])
-        other = int(others[clash][0])
-        name = "other waves" if other == SEVERAL else "an atomic" if other <= SEVERAL_ATOMICS else f"wave {other}"
-        self._findings.report(
-            RACE,
-            f"{verbs[0]} LDS byte {address}, which {name} {verbs[1]} with no barrier between",
-            int(lanes[chosen][lane]),
-            address,
+        byte = np.nonzero(clash[lane])[0][0]
+        address = int(places[lane, byte])
+        who, did = next(
+            (bits, deed) for shift, deed in _DEEDS.items() if (bits := int(others[lane, byte]) >> shift & _ALL)
         )
+        waves = [str(i) for i in range(MAX_WAVES) if who >> i & 1]
+        name = f"wave {waves[0]}" if len(waves) == 1 else f"waves {', '.join(waves)}"
+        message = f"{verb} LDS byte {address}, which {name} {did} with no barrier between"
+        self._findings.report(RACE, message, int(lanes[lane]), address)
 
-    def bank_conflicts(self, addresses: np.ndarray, size: int) -> int:
+    def bank_conflicts(self, addresses: np.ndarray, size: int, lanes: np.ndarray, *, atomic: bool = False) -> int:
         """Extra passes an access takes: lanes go in groups that could fill all banks once, each bank serves one dword
-        a pass, and lanes that ask for the same dword share it."""
-        key = (size, addresses.tobytes())
+        a pass, and lanes that ask for the same dword share it, but for atomic instructions."""
+        key = (size, atomic, addresses.tobytes(), b"" if lanes.size == 64 else lanes.tobytes())
         if key not in self._conflicts:
-            self._conflicts[key] = _count_conflicts(addresses, size)
+            self._conflicts[key] = _count_conflicts(addresses, size, lanes, atomic)
         return self._conflicts[key]
 
 
-def _count_conflicts(addresses: np.ndarray, size: int) -> int:
+def _by(wave: int, deed: int) -> int:
+    return 1 << wave + deed
+
+
+def _by_others(wave: int, *deeds: int) -> int:
+    return sum((_ALL & ~(1 << wave)) << deed for deed in deeds)
+
+
+def _count_conflicts(addresses: np.ndarray, size: int, lanes: np.ndarray, atomic: bool) -> int:
     dwords = max(size // 4, 1)
-    lanes_a_group = max(LDS_BANKS // dwords, 1)
-    group = np.arange(addresses.size) // lanes_a_group
+    group = lanes // max(LDS_BANKS // dwords, 1)
     wanted = (addresses >> 2)[:, None] + np.arange(dwords)
-    pairs = np.unique(np.stack([np.repeat(group, dwords), wanted.ravel()], 1), axis=0)
-    slots = pairs[:, 0] * LDS_BANKS + pairs[:, 1] % LDS_BANKS
+    requests = np.stack([np.repeat(group, dwords), wanted.ravel()], 1)
+    if not atomic:
+        requests = np.unique(requests, axis=0)
+    slots = requests[:, 0] * LDS_BANKS + requests[:, 1] % LDS_BANKS
     hits = np.bincount(slots, minlength=(int(group.max(initial=0)) + 1) * LDS_BANKS)
     return int((hits.reshape(-1, LDS_BANKS).max(axis=1) - 1).clip(0).sum())
 
@@ -361,7 +446,3 @@ class Scratch:
             message = f"{what} {size} bytes of scratch at byte {int(offsets[lane])}; a lane has {self.size}"
             self._findings.report(OUT_OF_BOUNDS, message, int(lanes[lane]), int(offsets[lane]))
         return inside
-
-
-def tensors_of(arguments: Sequence) -> list:
-    return [unwrap(argument) for argument in arguments if is_tensor(unwrap(argument))]

@@ -13,12 +13,26 @@ from gfx950.memory import Lds, Scratch
 
 LANES = 64
 LANE = np.arange(LANES)
+# Bits of the MODE register. Source: AMD, "CDNA4 Instruction Set Architecture", chapter 3.
+ROUNDING = 0xF  # 0: to nearest even
+KEEPS_INPUTS, KEEPS_RESULTS = 0x10, 0x20  # denormal float32 numbers; without them they are zeros
+KEEPS_DENORMALS = KEEPS_INPUTS | KEEPS_RESULTS
+KEEPS_OTHERS = 0xC0  # the same for float16 and float64
 REGISTERS = 512  # 256 VGPRs, then 256 accumulation VGPRs
 
 
 def mask_of(value: int) -> np.ndarray:
     """Bit i of a 64-bit integer as element i of a bool array."""
     return np.unpackbits(np.frombuffer(value.to_bytes(8, "little"), np.uint8), bitorder="little").view(bool)
+
+
+def unsupported_mode(mode: int) -> str | None:
+    """What the MODE register asks for that has no semantics here; None where there is nothing."""
+    if mode & ROUNDING:
+        return f"rounding other than to the nearest (MODE {mode:#x})"
+    if mode & KEEPS_OTHERS != KEEPS_OTHERS:
+        return f"denormal float16 and float64 numbers taken for zero (MODE {mode:#x})"
+    return None
 
 
 def bits_of(mask: np.ndarray) -> int:
@@ -30,20 +44,24 @@ class Wave:
     """One wave of a workgroup: a slot that successive workgroups use again.
 
     vgpr: uint32 (512, 64), accumulation registers from row 256. sgpr: uint32 (128,), with VCC at 106, M0 at 124 and
-    EXEC at 126; `s` reads and writes it as Python integers. mask and full mirror EXEC.
+    EXEC at 126; `s` reads and writes it as Python integers. mask and full mirror EXEC. mode is the MODE register, whose
+    first value the kernel descriptor has; flushes: whether it may ever take denormal float32 numbers for zero.
     """
 
-    def __init__(self, index: int, findings: Findings):
+    def __init__(self, index: int, findings: Findings, mode: int):
         self.index = index
         self.findings = findings
+        self._first_mode = mode
+        self.flushes = mode & KEEPS_DENORMALS != KEEPS_DENORMALS
         self.vgpr = np.empty((REGISTERS, LANES), np.uint32)
         self.sgpr = np.empty(128, np.uint32)
         self.s = memoryview(self.sgpr)
         self.mask = np.ones(LANES, bool)
         self.full = True
         self.scc = 0
-        self.mode = 0
+        self.mode = mode
         self.at = 0  # index of the instruction being run
+        self.called_from: int | None = None  # the pc of the last call of a function
         self.resume = 0
         self.ended = False
         self._defined = np.empty((REGISTERS, LANES), bool)
@@ -58,9 +76,14 @@ class Wave:
         self._defined[:] = False
         self._whole[:] = bytes(REGISTERS)
         self.lds, self.scratch = lds, scratch
-        self.scc, self.mode, self.resume, self.ended = 0, 0, 0, False
+        self.scc, self.mode, self.resume, self.ended, self.called_from = 0, self._first_mode, 0, False, None
         self.set64(VCC, 0)
         self.set64(EXEC, 2**64 - 1)
+
+    @property
+    def write_mask(self) -> np.ndarray | None:
+        """The lanes that an instruction writes: the active ones, None for all."""
+        return None if self.full else self.mask
 
     # ---- Scalar registers ----
 

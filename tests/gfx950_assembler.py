@@ -12,7 +12,8 @@ from tinygrad.renderer.amd.dsl import BitField, Reg
 from tinygrad.runtime.autogen.amd.cdna import ins
 
 import gfx950
-from gfx950.loader import Argument, CodeObject, Descriptor
+from gfx950.arguments import Argument
+from gfx950.loader import CodeObject, Descriptor
 
 LANES = 64
 VCC, M0, EXEC, LITERAL = 106, 124, 126, 255
@@ -143,13 +144,18 @@ class Assembled(CodeObject):
         return {}
 
 
-def code_object(text: bytes, *, arguments: int, lds: int = 0, scratch: int = 0, waves: int = 1) -> CodeObject:
+KEEPS_DENORMALS = 0xF0  # in the MODE register: of all formats
+
+
+def code_object(
+    text: bytes, *, arguments: int, lds: int = 0, scratch: int = 0, waves: int = 1, mode: int = KEEPS_DENORMALS
+) -> CodeObject:
     """A kernel that takes so many pointers; the kernarg pointer is in s[0:1], the workgroup's number in s2."""
     kernarg, group_id = 1 << 3, 1 << 7
     return Assembled(
         name="test",
         elf=b"",
-        descriptor=Descriptor(lds, scratch, 8 * arguments, 0, 0, group_id, kernarg, 0, 0),
+        descriptor=Descriptor(lds, scratch, 8 * arguments, 0, mode << 12, group_id, kernarg, 0, 0),
         arguments=tuple(Argument(f"argument {i}", 8 * i, 8, "global_buffer") for i in range(arguments)),
         metadata={},
         text=(0, len(text)),
@@ -199,6 +205,7 @@ def run(
     memory: object = None,
     lds: int = 0,
     scratch: int = 0,
+    mode: int = KEEPS_DENORMALS,
     faulty: bool = False,
 ) -> Outcome:
     """Run a program with registers set before, and give those named by read_v and read_s.
@@ -235,7 +242,7 @@ def run(
         encode("SOPP", "s_endpgm"),
     ])  # fmt: skip
     buffers = [given, taken, np.zeros(4, np.uint32) if memory is None else memory]
-    code = code_object(text, arguments=3, lds=lds, scratch=scratch)
+    code = code_object(text, arguments=3, lds=lds, scratch=scratch, mode=mode)
     result = gfx950.run(code, groups, buffers)
     if not faulty:
         assert result.ok, "\n".join(map(str, result.findings))

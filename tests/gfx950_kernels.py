@@ -598,6 +598,71 @@ def copy_shifted(x_ptr, y_ptr, shift, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def shifted(x_ptr, y_ptr, n, load_shift, store_shift, atomic_shift, BLOCK: tl.constexpr):
+    """The first n of x, moved by an offset of each lane, to y, and added to it."""
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at + load_shift, at < n)
+    tl.store(y_ptr + at + store_shift, x, at < n)
+    tl.debug_barrier()
+    tl.atomic_add(y_ptr + at + atomic_shift, x, at < n, sem="relaxed")
+
+
+@triton.jit
+def paged(x_ptr, page_ptr, y_ptr, n, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Tokens in pages of PAGE, each page's number in memory."""
+    at = tl.arange(0, BLOCK)
+    page = tl.load(page_ptr + at // PAGE, at < n)
+    tl.store(y_ptr + at, tl.load(x_ptr + page * PAGE + at % PAGE, at < n), at < n)
+
+
+@triton.jit
+def add_in_place(x_ptr, y_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at) + tl.load(y_ptr + at))
+
+
+@triton.jit
+def with_defaults(x_ptr, y_ptr, factor=2.0, addend_ptr=None, SHIFT: tl.constexpr = 3, BLOCK: tl.constexpr = 64):
+    at = tl.arange(0, BLOCK)
+    y = tl.load(x_ptr + at) * factor + SHIFT
+    if addend_ptr is not None:
+        y += tl.load(addend_ptr + at)
+    tl.store(y_ptr + at, y)
+
+
+@triton.jit
+def numbers(y_ptr, f, i, flag, f64: tl.float64, f16: tl.float16, bf16: tl.bfloat16, i64: tl.int64, u8: tl.uint8):
+    """Scalar arguments as float32, those behind `flag` in types that their annotations say."""
+    tl.store(y_ptr, f * 1.0)
+    tl.store(y_ptr + 1, i * 1.0)
+    tl.store(y_ptr + 2, 1.0 if flag else 0.0)
+    tl.store(y_ptr + 3, f64.to(tl.float32))
+    tl.store(y_ptr + 4, f16.to(tl.float32))
+    tl.store(y_ptr + 5, bf16.to(tl.float32))
+    tl.store(y_ptr + 6, i64.to(tl.float32))
+    tl.store(y_ptr + 7, u8.to(tl.float32))
+
+
+@triton.jit
+def asserting(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.device_assert(x < 100, "too large")
+    tl.store(y_ptr + tl.arange(0, BLOCK), x)
+
+
+@triton.jit
+def printing(x_ptr, BLOCK: tl.constexpr):
+    tl.device_print("x", tl.load(x_ptr + tl.arange(0, BLOCK)))
+
+
+@triton.jit
+def double_and_third(x_ptr, double_ptr, third_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(double_ptr + tl.arange(0, BLOCK), x + x)
+    tl.store(third_ptr + tl.arange(0, BLOCK), x / 3.0)
+
+
+@triton.jit
 def transpose_through_lds(x_ptr, y_ptr, N: tl.constexpr):
     """y = x.T of an N × N matrix; the layouts of the two sides differ, so that the waves exchange all through LDS."""
     i = tl.arange(0, N)

@@ -20,12 +20,12 @@ import torch
 
 NEEDS = "needs the gfx950 extra: pip install -e '.[gfx950]'"
 triton = pytest.importorskip("triton", reason=NEEDS)
-for _name in ("tinygrad", "elftools", "msgpack"):
-    pytest.importorskip(_name, reason=NEEDS)
+gfx950 = pytest.importorskip("gfx950", reason=NEEDS)
 
-import gfx950  # noqa: E402 (after the skips)
-from gfx950.decode import decode  # noqa: E402
+from gfx950.decode import decode  # noqa: E402 (after the skips)
+from gfx950.findings import Findings, Place  # noqa: E402
 from gfx950.machine import PRELOAD_PROLOGUE  # noqa: E402
+from gfx950.memory import Lds  # noqa: E402
 from gfx950.ops import BINDERS  # noqa: E402
 from gfx950.ops.arithmetic import PURE  # noqa: E402
 
@@ -39,6 +39,7 @@ from .gfx950_assembler import (  # noqa: E402
     SCC,
     VCC,
     barrier,
+    code_object,
     constant,
     encode,
     opcode,
@@ -1430,6 +1431,33 @@ def test_jumps_through_registers():
     assert run(swap + back, s={10: 5}, read_s=[10, 14]).s == {10: [5], 14: [4]}
 
 
+FAULTS = {
+    "jumps out of its code": [
+        encode("SOPP", "s_branch", simm16=0x7000),
+        encode("SOPP", "s_branch", simm16=-200 & 0xFFFF),
+        encode("SOPK", "s_call_b64", sdst=s(14), simm16=0x7000),
+    ],
+    "outside the code": [
+        encode("SOP1", "s_setpc_b64", ssrc0=s(12)),
+        encode("SOP1", "s_swappc_b64", sdst=s(14), ssrc0=s(12)),
+    ],
+    "instructions without a barrier or an end": [encode("SOPP", "s_branch", simm16=-1 & 0xFFFF)],
+    "an assertion of the kernel failed": [encode("SOPP", "s_trap", simm16=2)],
+}
+
+
+@pytest.mark.parametrize(("says", "program"), [(says, program) for says, some in FAULTS.items() for program in some])
+def test_what_cannot_go_on(monkeypatch, says, program):
+    monkeypatch.setattr("gfx950.machine.MAX_INSTRUCTIONS", 5000)
+    with pytest.raises(gfx950.KernelFaultError, match=says):
+        run(program, s={12: 0x1000, 13: 0})
+
+
+def test_code_without_an_end():
+    with pytest.raises(gfx950.KernelFaultError, match="jumps out of its code, or runs past its end"):
+        gfx950.run(code_object(v_mov(2, constant(1)), arguments=0), 1, [])
+
+
 def _add_constant(register: int, number: int) -> bytes:
     return encode("SOP2", "s_add_u32", sdst=s(register), ssrc0=s(register), ssrc1=constant(number))
 
@@ -1442,12 +1470,13 @@ def _mode_field(offset: int, size: int) -> int:
 
 
 def test_the_mode_register():
-    program = encode("SOPK_LIT", "s_setreg_imm32_b32", simm16=_mode_field(4, 8), literal=0xFFFFFFA5)
-    program += encode("SOPK", "s_setreg_b32", sdst=s(12), simm16=_mode_field(0, 4))
+    """Its first value is the descriptor's; a field is written and read alone."""
+    program = encode("SOPK_LIT", "s_setreg_imm32_b32", simm16=_mode_field(8, 8), literal=0xFFFFFFA5)
+    program += encode("SOPK", "s_setreg_b32", sdst=s(12), simm16=_mode_field(16, 4))
     program += encode("SOPK", "s_getreg_b32", sdst=s(10), simm16=_mode_field(0, 32))
     program += encode("SOPK", "s_getreg_b32", sdst=s(11), simm16=_mode_field(8, 4))
     outcome = run(program, s={12: 0xF6}, read_s=[10, 11])
-    assert (outcome.s[10], outcome.s[11]) == ([0xA56], [0xA])
+    assert (outcome.s[10], outcome.s[11]) == ([0x6A5F0], [0x5])
 
 
 SCALAR_LOADS = [1, 2, 4, 8, 16]
@@ -2365,6 +2394,65 @@ def test_accesses_past_the_end_of_a_buffer(name):
     assert changed.max() < 9 * STRIDE + w.size
 
 
+NO_SIZE, MASKED = 2**31 - 2, 2**31  # what Triton gives as a buffer's size, and as the offset of a masked lane
+DROPPED = {
+    "load": encode("MUBUF", "buffer_load_dwordx2", vdata=v(DATA), vaddr=v(22), srsrc=s(40), soffset=s(12), offen=1),
+    "load to LDS": encode("MUBUF", "buffer_load_dword", vaddr=v(22), srsrc=s(40), soffset=s(12), offen=1, lds=1),
+    "store": encode("MUBUF", "buffer_store_byte", vdata=v(DATA), vaddr=v(22), srsrc=s(40), soffset=s(12), offen=1),
+    "atomic": encode("MUBUF", "buffer_atomic_add", vdata=v(DATA), vaddr=v(22), srsrc=s(40), soffset=s(12), offen=1),
+    "compare and swap": encode(
+        "MUBUF", "buffer_atomic_cmpswap", vdata=v(DATA), vaddr=v(22), srsrc=s(40), soffset=s(12), offen=1
+    ),
+    "load with an offset": encode(
+        "MUBUF", "buffer_load_dword", vdata=v(DATA), vaddr=v(22), srsrc=s(40), soffset=s(12), offset=16, offen=1
+    ),
+}
+
+
+@pytest.mark.parametrize("offset", [-64 % 2**32, MASKED + 8, NO_SIZE], ids=hex)
+@pytest.mark.parametrize("name", DROPPED)
+def test_faults_behind_the_range_check_of_a_buffer_without_a_size(name, offset):
+    """The hardware drops such an access. The offset that Triton gives masked lanes is none, whatever is added to it."""
+    places = [MASKED] * LANES
+    places[7] = 64
+
+    def kinds(scalar: int) -> list:
+        memory = np.zeros(MEMORY_BYTES, np.uint8)
+        program = _buffer_resource(NO_SIZE) + s_set(M0, 0) + DROPPED[name]
+        registers = {22: places, DATA: 1, DATA + 1: 0}
+        return run(program, v=registers, s={12: scalar}, memory=memory, lds=LDS_BYTES, faulty=True).result.findings
+
+    assert kinds(0) == kinds(32) == []
+    places[41] = offset
+    for scalar in (0, 32):
+        (finding,) = kinds(scalar)
+        assert (finding.kind, finding.lane) == ("out-of-bounds", 41)
+        assert finding.message.startswith("reads" if "load" in name else "writes")
+
+
+def test_a_fault_behind_a_range_check_says_where_it_would_have_been():
+    places = [4 * lane - 4 for lane in range(LANES)]
+    load = encode("MUBUF", "buffer_load_dword", vdata=v(DATA), vaddr=v(22), srsrc=s(40), soffset=constant(0), offen=1)
+    registers = {22: [place % 2**32 for place in places]}
+    outcome = run(
+        _buffer_resource(NO_SIZE) + load, v=registers, read_v=[DATA], memory=np.ones(64, np.uint32), faulty=True
+    )
+    (finding,) = outcome.result.findings
+    assert "4 bytes before argument 2" in finding.message
+    assert "offset of -4" in finding.message
+    assert finding.lane == 0
+    assert outcome.v[DATA].tolist() == [0] + [1] * (LANES - 1)
+
+
+@pytest.mark.parametrize(("offset", "kinds"), [(MASKED, set()), (16, set()), (-16 % 2**32, {"out-of-bounds"})])
+def test_scalar_loads_from_a_buffer_without_a_size(offset, kinds):
+    program = s_mov(40, MEMORY_POINTER) + s_mov(41, MEMORY_POINTER + 1) + s_set(42, NO_SIZE)
+    program += encode("SMEM", "s_buffer_load_dwordx2", sdata=s(16), sbase=s(40), soffset_en=1, soffset=s(12))
+    outcome = run(program, s={12: offset}, read_s=[16], memory=np.full(64, 7, np.uint32), faulty=True)
+    assert outcome.kinds() == kinds
+    assert outcome.s[16] == [7 if offset == 16 else 0]
+
+
 def test_structured_buffers():
     """index × stride + offset; past the records or the stride it is out of range."""
     memory = np.array(_noise(MEMORY_BYTES // 4, "structured"), np.uint32)
@@ -2764,6 +2852,249 @@ def test_lds_atomics(name):
     program = _fill_lds() + barrier() + _with_exec(PARTLY, instruction) + barrier() + _drain_lds()
     outcome = run(program, v=registers, read_v=[60, 61], memory=memory, lds=LDS_BYTES)
     _assert_atomic(atomic, inputs, outcome, memory, "_rtn" in name)
+
+
+# ---- Races in LDS ----
+
+LANE_PLACE, SAME_PLACE = 1, 2  # registers with byte addresses: 4 × the lane, and 0
+V_ZERO, V_WAVE, V_LANE = 2, 3, 4  # registers with data
+
+
+def _lds_read(place: int = LANE_PLACE) -> bytes:
+    return encode("DS", "ds_read_b32", vdst=v(10), addr=v(place))
+
+
+def _lds_write(data: int, place: int = LANE_PLACE) -> bytes:
+    return encode("DS", "ds_write_b32", addr=v(place), data0=v(data))
+
+
+def _lds_add(place: int = LANE_PLACE) -> bytes:
+    return encode("DS", "ds_add_u32", addr=v(place), data0=v(V_ZERO))
+
+
+def _run_waves(*programs: bytes, order: str | None = None):
+    """A workgroup whose waves each run a program of their own, on LDS that the first has filled with zeros."""
+    end = encode("SOPP", "s_endpgm")
+    text = encode("VOP2", "v_and_b32", vdst=v(4), src0=constant(63), vsrc1=v(0))
+    text += encode("VOP2", "v_lshlrev_b32", vdst=v(1), src0=constant(2), vsrc1=v(4)) + v_mov(2, constant(0))
+    text += encode("VOP2", "v_lshrrev_b32", vdst=v(3), src0=constant(6), vsrc1=v(0))
+    text += encode("VOP1", "v_readfirstlane_b32", vdst=v(10), src0=v(3))
+    text += _only_wave(0, _lds_write(V_ZERO)) + barrier()
+    text += b"".join(_only_wave(number, program + end) for number, program in enumerate(programs)) + end
+    return gfx950.run(code_object(text, arguments=0, lds=1024, waves=len(programs)), 1, [], order=order)
+
+
+def _only_wave(number: int, program: bytes) -> bytes:
+    """s10 holds the wave's number."""
+    other = encode("SOPC", "s_cmp_lg_u32", ssrc0=s(10), ssrc1=constant(number))
+    return other + encode("SOPP", "s_cbranch_scc1", simm16=len(program) // 4) + program
+
+
+NO_RACE = {
+    "a wave's own read, atomic and write": [_lds_read() + _lds_add() + _lds_read() + _lds_write(V_LANE), b""],
+    "lanes that meet, with the same last value in each wave": [_lds_write(V_LANE, SAME_PLACE)] * 2,
+    "the same values, read back by each wave": [_lds_write(V_LANE) + _lds_read()] * 3,
+    "atomics": [_lds_add(), _lds_add(SAME_PLACE), _lds_add()],
+    "reads": [_lds_read(), _lds_read(SAME_PLACE)],
+    "other bytes": [
+        encode("DS", "ds_write_b16", addr=v(LANE_PLACE), data0=v(V_LANE)),
+        encode("DS", "ds_write_b16", addr=v(LANE_PLACE), data0=v(V_LANE), offset0=2),
+    ],
+    "a barrier between": [_lds_write(V_WAVE) + barrier() + barrier(), barrier() + _lds_read() + barrier()],
+}
+RACES = {
+    "a read and a write": [_lds_read(), _lds_write(V_LANE)],
+    "a read and a write of the value already there": [_lds_read(), _lds_write(V_ZERO)],
+    "writes of different values": [_lds_write(V_WAVE), _lds_write(V_WAVE)],
+    "lanes that meet, with another last value in each wave": [_lds_write(V_WAVE, SAME_PLACE)] * 2,
+    "an atomic and a read": [_lds_add(), _lds_read()],
+    "an atomic and a write of the value already there": [_lds_add(), _lds_write(V_ZERO)],
+    "two atomics, and a read by one of the two waves": [_lds_add() + _lds_read(), _lds_add()],
+    "three atomics, and a read by one of the three waves": [_lds_add(), _lds_add() + _lds_read(), _lds_add()],
+    "a write that both made, then a write by one": [
+        _lds_write(V_LANE) + _lds_read(),
+        _lds_write(V_LANE) + _lds_write(V_WAVE),
+    ],
+    "a read of what another wave alone wrote, in one byte": [
+        encode("DS", "ds_write_b8", addr=v(LANE_PLACE), data0=v(V_LANE), offset0=3),
+        _lds_read(),
+    ],
+}
+
+
+@pytest.mark.parametrize("order", [None, "lockstep", "shuffled"])
+@pytest.mark.parametrize("name", NO_RACE)
+def test_no_race(name, order):
+    for programs in itertools.permutations(NO_RACE[name]):
+        result = _run_waves(*programs, order=order)
+        assert result.ok, "\n".join(map(str, result.findings))
+
+
+@pytest.mark.parametrize("order", [None, "lockstep", "shuffled"])
+@pytest.mark.parametrize("name", RACES)
+def test_races(name, order):
+    for programs in itertools.permutations(RACES[name]):
+        result = _run_waves(*programs, order=order)
+        assert {finding.kind for finding in result.findings} == {"race"}, name
+
+
+def test_a_race_names_the_waves_and_the_byte():
+    others = [_lds_write(V_ZERO), _lds_write(V_ZERO)]
+    (finding,) = _run_waves(*others, encode("DS", "ds_read_b32", vdst=v(10), addr=v(SAME_PLACE), offset0=8)).findings
+    assert finding.message == "reads LDS byte 8, which waves 0, 1 wrote with no barrier between"
+    assert (finding.wave, finding.lane, finding.address) == (2, 0, 8)
+
+
+def test_races_of_random_accesses():
+    """Against the rule read pair by pair: which two accesses of different waves may not meet between barriers."""
+    rng, raced = random.Random(5), 0
+    for _ in range(300):
+        findings = Findings(lambda: Place("", 0, (0, 0, 0), 0, None))
+        lds, content = Lds(4, findings), None
+        lds.store(np.zeros(1, np.int64), np.zeros((1, 1), np.uint8), np.zeros(1, int), 0, 1)
+        lds.pass_barrier()
+        past, content, expected = [], 0, False
+        for _ in range(rng.randint(2, 6)):
+            wave, deed, value = rng.randrange(3), rng.choice(["read", "write", "atomic"]), rng.randrange(2)
+            same = deed == "write" and value == content
+            wrote = {w for w, d in past if d == "write"}
+            for other, did in past:
+                both = {deed, did}
+                if other == wave or both in ({"read"}, {"atomic"}):
+                    continue
+                if both == {"write"}:
+                    expected |= not same
+                elif both == {"read", "write"}:
+                    reader = wave if deed == "read" else other
+                    expected |= reader not in wrote or (deed == "write" and not same)
+                else:
+                    expected = True
+            past.append((wave, deed))
+            at, lane = np.zeros(1, np.int64), np.zeros(1, int)
+            if deed != "write":
+                lds.load(at, 1, lane, wave, 1, atomic=deed == "atomic")
+            if deed != "read":
+                content = value
+                lds.store(at, np.full((1, 1), value, np.uint8), lane, wave, 1, atomic=deed == "atomic")
+        assert bool(findings.list()) == expected, past
+        raced += expected
+    assert 100 < raced < 290
+
+
+# ---- Bank conflicts: 64 banks of 4 bytes ----
+
+CONFLICTS = [
+    # instruction, its byte address as a multiple of the lane, EXEC, extra passes
+    ("ds_read_b32", 4, -1, 0),
+    ("ds_read_b32", 0, -1, 0),  # one dword for all
+    ("ds_read_b32", 8, -1, 1),  # two lanes a bank
+    ("ds_read_b32", 256, -1, 63),  # all in one bank
+    ("ds_write_b32", 128, -1, 31),
+    ("ds_read_b64", 8, -1, 0),  # in two groups of 32 lanes
+    ("ds_read_b64", 16, -1, 2),
+    ("ds_read_b128", 16, -1, 0),  # in four groups of 16
+    ("ds_write_b128", 32, -1, 4),
+    ("ds_read_b128", 256, -1, 4 * 15),
+    ("ds_read_b128", 256, 0x0001000100010001, 0),  # a lane in each group
+    ("ds_read_b128", 256, 0x000F, 3),  # four in the first
+    ("ds_add_u32", 4, -1, 0),
+    ("ds_add_u32", 0, -1, 63),  # atomics on one dword follow one another
+    ("ds_add_u32", 0, 0xFF, 7),
+]
+
+
+@pytest.mark.parametrize(("name", "stride", "exec_mask", "extra"), CONFLICTS)
+def test_bank_conflicts(name, stride, exec_mask, extra):
+    data = {"vdst": v(60)} if "read" in name else {"data0": v(DATA)}
+    program = _with_exec(exec_mask & (2**64 - 1), encode("DS", name, addr=v(23), **data))
+    places = [stride * lane for lane in range(LANES)]
+    registers = {23: places} | {DATA + i: 1 for i in range(4)}
+    outcome = run(program, v=registers, lds=64 * 256, faulty=True)
+    assert outcome.kinds() <= {"uninitialised"}
+    assert outcome.result.counters.lds_bank_conflicts == extra
+
+
+# ---- Denormal numbers, as the MODE register has them ----
+
+DENORMAL, NEGATIVE_DENORMAL = 0x00000001, 0x807FFFFF
+SMALLEST, TINY = 0x00800000, 0x00C00000  # 2^-126, and half as much again: their difference is denormal
+FLUSHING, KEEPS_INPUTS, KEEPS_RESULTS = 0xC0, 0xD0, 0xE0
+
+
+def _float_pairs() -> tuple[list[int], list[int]]:
+    values = [DENORMAL, NEGATIVE_DENORMAL, SMALLEST, TINY, 0x3F800000, 0, 0x80000000, 0x7F800000]
+    pairs = list(itertools.product(values, repeat=2))
+    assert len(pairs) == LANES
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def _zeroed(bits: int, when: bool) -> int:
+    return bits & 0x80000000 if when and bits & 0x7F800000 == 0 else bits
+
+
+@pytest.mark.parametrize("mode", [FLUSHING, KEEPS_INPUTS, KEEPS_RESULTS, 0xF0], ids=hex)
+@pytest.mark.parametrize(
+    ("form", "name", "function"),
+    [
+        ("VOP2", "v_add_f32", lambda x, y: x + y),
+        ("VOP2", "v_sub_f32", lambda x, y: x - y),
+        ("VOP2", "v_max_f32", max),
+        ("VOP2", "v_fmac_f32", lambda x, y: x * y),
+        ("VOP3P", "v_pk_add_f32", lambda x, y: x + y),
+    ],
+)
+def test_denormals(form, name, function, mode):
+    """The sum, … of numbers that are zeros on the way in, and on the way out, where their bit of the mode is 0."""
+    a, b = _float_pairs()
+    fields = {"src0": v(2), "vsrc1" if form == "VOP2" else "src1": v(4)}
+    outcome = run(
+        v_mov(6, constant(0)) + encode(form, name, vdst=v(6), **fields),
+        v={2: a, 3: 0, 4: b, 5: 0},
+        read_v=[6],
+        mode=mode,
+    )
+    for x, y, got in zip(a, b, outcome.v[6].tolist(), strict=True):
+        x, y = (_zeroed(bits, not mode & 0x10) for bits in (x, y))
+        first, second = (struct.unpack("<f", struct.pack("<I", bits))[0] for bits in (x, y))
+        value = float(function(first, second))
+        if math.isnan(value):
+            assert got & 0x7FFFFFFF > 0x7F800000
+            continue
+        wanted = struct.unpack("<I", struct.pack("<f", value))[0]
+        wanted = _zeroed(wanted, not mode & 0x20)
+        assert got == wanted or (got | wanted) & 0x7FFFFFFF == 0, (hex(x), hex(y), hex(got), hex(wanted))
+
+
+@pytest.mark.parametrize(("mode", "smaller"), [(FLUSHING, False), (0xF0, True)])
+def test_denormals_in_comparisons_and_selections(mode, smaller):
+    """A comparison takes a denormal for zero; a selection moves its bits."""
+    less = encode("VOPC", "v_cmp_lt_f32", src0=constant(0), vsrc1=v(2))
+    pick = encode("VOP3", "v_cndmask_b32", vdst=v(6), src0=v(2), src1=v(2), src2=s(VCC), neg=1)
+    outcome = run(less + pick, v={2: DENORMAL}, read_v=[6], read_s=[VCC, VCC + 1], mode=mode)
+    assert set(outcome.mask(VCC)) == {smaller}
+    assert set(outcome.v[6].tolist()) == {DENORMAL if smaller else DENORMAL | 0x80000000}
+
+
+def test_a_program_may_keep_denormals_for_a_while():
+    keep = encode("SOPK_LIT", "s_setreg_imm32_b32", simm16=_mode_field(4, 2), literal=3)
+    drop = encode("SOPK_LIT", "s_setreg_imm32_b32", simm16=_mode_field(4, 2), literal=0)
+    doubled = [encode("VOP2", "v_add_f32", vdst=v(6 + i), src0=v(2), vsrc1=v(2)) for i in range(3)]
+    program = doubled[0] + keep + doubled[1] + drop + doubled[2]
+    outcome = run(program, v={2: DENORMAL}, read_v=[6, 7, 8], mode=FLUSHING)
+    assert [set(outcome.v[row].tolist()) for row in (6, 7, 8)] == [{0}, {2 * DENORMAL}, {0}]
+
+
+@pytest.mark.parametrize("mode", [0xF1, 0xF4, 0x30, 0x70, 0xB0], ids=hex)
+def test_modes_without_semantics_are_refused(mode):
+    with pytest.raises(gfx950.CodeObjectError, match=r"compiled for (rounding|denormal)"):
+        run(b"", mode=mode)
+
+
+@pytest.mark.parametrize(("offset", "size", "value"), [(0, 2, 1), (2, 2, 3), (6, 2, 0), (4, 2, 0)])
+def test_changes_of_mode_without_semantics_are_refused(offset, size, value):
+    program = encode("SOPK_LIT", "s_setreg_imm32_b32", simm16=_mode_field(offset, size), literal=value)
+    with pytest.raises(gfx950.UnknownInstructionError, match=r"s_setreg_imm32_b32.*no semantics yet for"):
+        run(program)
 
 
 # ---- Which registers hold a value ----

@@ -1,6 +1,7 @@
 """`mla isa run`: what it prints, writes and returns, how it refuses; and the example of gfx950/README.md."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -21,6 +22,23 @@ def scale(x_ptr, y_ptr, n, factor, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, at < n)
     tl.store(y_ptr + at, x * factor, at < n)
+
+@triton.jit
+def defaults(x_ptr, n=10, factor=2.0, other_ptr=None, BLOCK: tl.constexpr = 16):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) * factor, at < n)
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64})], key=[])
+@triton.jit
+def tuned(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+@triton.jit
+def prints(x_ptr, BLOCK: tl.constexpr):
+    tl.device_print("x", tl.load(x_ptr + tl.arange(0, BLOCK)))
+
+def plain(x_ptr):
+    pass
 
 @triton.jit
 def broken(x_ptr, BLOCK: tl.constexpr):
@@ -100,8 +118,19 @@ def test_arguments_come_from_files(kernels, tmp_path):
     ("kernel", "arguments", "says"),
     [
         ("nowhere.py:scale", COMPILED, "no such file"),
-        ("{}:other", COMPILED, "with one of: broken, scale"),
-        ("{}", COMPILED, "with one of: broken, scale"),
+        ("{}:other", COMPILED, "with one of: broken, defaults, prints, scale"),
+        ("{}", COMPILED, "with one of: broken, defaults, prints, scale"),
+        ("{}:plain", ("--arg", "1"), "plain is a function; expected a @triton.jit function"),
+        ("{}:tuned", ("--arg", "zeros:float32:64"), "tuned is wrapped in Triton's Autotuner"),
+        ("{}:prints", ("--arg", "zeros:float32:64", "--constexpr", "BLOCK=64"), "prints calls the host"),
+        ("{}:scale", (*SCALE[:-1], "1e300", "--constexpr", "BLOCK=256"), "factor = 1e+300 does not fit"),
+        ("{}:scale", (*COMPILED, "--num-warps", "3"), "num_warps is 3; expected a power of two"),
+        ("{}:scale", (*COMPILED, "--grid", "99999999999"), "expected one to three positive integers"),
+        ("{}:scale", (*COMPILED, "--seed", "-1"), "Invalid value for '--seed'"),
+        ("{}:scale", (*COMPILED, "--arg", "randn:float32:10000000000000"), "cannot be made"),
+        ("{}:scale", (*COMPILED, "--arg", "randn:float32:99999999999999999999999"), "cannot be made"),
+        ("{}:scale", (*COMPILED, "--arg", "randn:float4_e2m1fn_x2:16"), "cannot be made"),
+        ("{}:scale", (*SCALE[:-1], "1" * 400, "--constexpr", "BLOCK=256"), "does not fit in 64 bits"),
         ("{}:scale", (*COMPILED, "--grid", "0"), "one to three positive numbers"),
         ("{}:scale", (*COMPILED, "--grid", "1,2,3,4"), "one to three positive numbers"),
         ("{}:scale", SCALE, "needs a value for BLOCK"),
@@ -109,7 +138,7 @@ def test_arguments_come_from_files(kernels, tmp_path):
         ("{}:scale", (*COMPILED, "--constexpr", "WIDTH=4"), "no parameter WIDTH"),
         ("{}:scale", (*COMPILED, "--constexpr", "BLOCK"), "expected NAME=VALUE"),
         ("{}:scale", (*COMPILED, "--arg", "randn:float33:4"), "torch has no type float33"),
-        ("{}:scale", (*COMPILED, "--arg", "rand:float32:4"), "expected a number; randn"),
+        ("{}:scale", (*COMPILED, "--arg", "rand:float32:4"), "expected a number, True, False or None; randn"),
         ("{}:scale", (*COMPILED, "--arg", "nowhere.npy"), "no such file"),
         ("{}:scale", (*COMPILED, "--order", "sorted"), "expected one of shuffled, reversed, lockstep"),
         ("{}:scale", (*COMPILED, "--lds", "64"), "--lds is for ELF files"),
@@ -122,6 +151,24 @@ def test_wrong_usage_is_refused(kernels, kernel, arguments, says):
     assert result.exit_code == 2, result.output
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("words", [(), ("10", "2.0", "None"), ("10", "2")])
+def test_defaults_of_a_kernel(kernels, tmp_path, words):
+    arguments = [part for word in words for part in ("--arg", word)]
+    result = mla(f"{kernels}:defaults", "--arg", "ones:float32:16", *arguments, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    (x,) = json.loads((tmp_path / "out.json").read_text())["counters"]["buffers"]
+    assert (x["distinct_bytes_read"], x["distinct_bytes_written"]) == (40, 40)
+
+
+@pytest.mark.parametrize("command", [["run", "{}:scale"], ["plan", "64", "8192"]], ids=["run", "plan"])
+def test_without_triton_the_error_says_so(kernels, monkeypatch, command):
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    result = CliRunner(env={"COLUMNS": "150"}).invoke(app, ["isa", *(part.format(kernels) for part in command)])
+    assert result.exit_code == 2, result.output
+    assert "needs Triton to be compiled" in result.output
 
 
 @pytest.mark.parametrize(("table", "bytes_a_token"), [("gfx950_fused", "576.0"), ("sm_90_mxfp4", "306.0")])
@@ -148,9 +195,11 @@ def test_a_plan_that_cannot_be_reported(arguments, says):
     assert says in result.output
 
 
-def test_a_file_that_is_no_code_object_is_refused(tmp_path):
+@pytest.mark.parametrize(("length", "says"), [(0, "not an ELF file"), (40, "ELF"), (3000, "damaged or cut short")])
+def test_a_file_that_is_no_code_object_is_refused(scale, tmp_path, length, says):
+    args = (torch.empty(1000), torch.empty(1000), 1000, 0.5)
     path = tmp_path / "kernel.hsaco"
-    path.write_bytes(b"not an ELF")
+    path.write_bytes(gfx950.compile(scale, args, {"BLOCK": 256}, num_warps=2).elf[:length] or b"not an ELF")
     result = mla(path)
     assert result.exit_code == 2
-    assert "not an ELF file" in result.output
+    assert says in result.output

@@ -61,14 +61,14 @@ def fma16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return (a.astype(np.float64) * b + c).astype(np.float16)
 
 
-def _flush(x: np.ndarray) -> np.ndarray:
+def flushed(x: np.ndarray) -> np.ndarray:
     """Denormal float32 numbers become zeros of their sign."""
     return np.where(np.abs(x) < MIN_NORMAL, np.copysign(F32(0), x), x)
 
 
 def _transcendental(function: Callable) -> Callable:
     """A float32 function computed in float64, rounded once; denormals are zeros on the way in and out."""
-    return lambda x: _flush(function(_flush(x).astype(np.float64)).astype(np.float32))
+    return lambda x: flushed(function(flushed(x).astype(np.float64)).astype(np.float32))
 
 
 def minimum(a, b):

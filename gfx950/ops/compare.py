@@ -10,7 +10,7 @@ import numpy as np
 from gfx950.decode import EXEC, Instruction
 from gfx950.ops import Step, binds
 from gfx950.ops.arithmetic import U32
-from gfx950.ops.operands import DTYPES, source
+from gfx950.ops.operands import DTYPES, in_mode, source
 from gfx950.ops.vector import mask_writer
 from gfx950.wave import Wave, bits_of
 
@@ -68,7 +68,7 @@ def _bind_test(wave: Wave, inst: Instruction, kinds: tuple[str, str], function: 
 @binds(*(f"v_cmp{x}_{name}" for x in ("", "x") for name in _TESTS))
 def _bind_compare(wave: Wave, inst: Instruction, machine) -> Step:
     kind, function = _TESTS[inst.name.split("_", 2)[2]]
-    return _bind_test(wave, inst, (kind, kind), function)
+    return _bind_test(wave, inst, (kind, kind), in_mode(wave, function, (kind, kind), "mask"))
 
 
 def _class_test(kind: str) -> Callable:

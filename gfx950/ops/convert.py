@@ -56,7 +56,7 @@ def _part_writer(wave: Wave, row: int, shift: int, width: int) -> Callable[[np.n
     hole = U32(~(((1 << width) - 1) << shift) & 0xFFFFFFFF)
 
     def write(value):
-        store(target & hole | np.broadcast_to(value, LANES) << U32(shift), None if wave.full else wave.mask)
+        store(target & hole | np.broadcast_to(value, LANES) << U32(shift), wave.write_mask)
 
     return write
 
@@ -158,7 +158,7 @@ def _bind_unpack8_pair(wave: Wave, inst: Instruction, machine) -> Step:
     stores = store_row(wave, row), store_row(wave, row + 1)
 
     def step():
-        word, lanes = np.array(operand.read()), None if wave.full else wave.mask
+        word, lanes = np.array(operand.read()), wave.write_mask
         stores[0](values[word & U32(255)], lanes)
         stores[1](values[word >> U32(8) & U32(255)], lanes)
         wave.propagate(list(operand.rows), [row, row + 1])
@@ -202,7 +202,7 @@ def _bind_unpack_scaled(wave: Wave, inst: Instruction, machine) -> Step:
 
         def step():
             low, high = both()
-            lanes = None if wave.full else wave.mask
+            lanes = wave.write_mask
             stores[0](low, lanes)
             stores[1](high, lanes)
             wave.propagate(rows, [row, row + 1])
@@ -212,7 +212,7 @@ def _bind_unpack_scaled(wave: Wave, inst: Instruction, machine) -> Step:
 
     def step16():
         low, high = both()
-        store(bits(low) | bits(high) << U32(16), None if wave.full else wave.mask)
+        store(bits(low) | bits(high) << U32(16), wave.write_mask)
         wave.propagate(rows, [row])
 
     return step16

@@ -3,12 +3,14 @@
 Source: AMD, "CDNA4 Instruction Set Architecture", chapter 6 (readlane, permlane) and 11 (LDS permutes).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gfx950.decode import Instruction
 from gfx950.findings import UnknownInstructionError
 from gfx950.ops import Step, binds
-from gfx950.ops.operands import plain_source, row_of, source, store_row
+from gfx950.ops.operands import plain_source, quad_lanes, row_of, source, store_row
 from gfx950.ops.scalar import inline
 from gfx950.wave import LANE, LANES, Wave, mask_of
 
@@ -21,29 +23,18 @@ def _only(lane: int) -> np.ndarray:
     return np.equal(LANE, lane)
 
 
-@binds("v_readfirstlane_b32")
-def _bind_readfirstlane(wave: Wave, inst: Instruction, machine) -> Step:
-    read, code = source(wave, inst, 0, "u32"), inst.operand("vdst")
-    # In the short encoding the destination field is 8 bits of a scalar register's number.
-    target = code - 256 if code >= 256 else code
-
-    def step():
-        lane = int(wave.mask.argmax())
-        wave.require(list(read.rows), "a value read into a scalar register", _only(lane))
-        wave.set32(target, int(np.broadcast_to(read.read(), LANES)[lane]))
-
-    return step
-
-
-def _lane_select(wave: Wave, inst: Instruction):
+def _lane_select(wave: Wave, inst: Instruction) -> Callable[[], int]:
+    if inst.name == "v_readfirstlane_b32":
+        return lambda: int(wave.mask.argmax())
     code = inst.operand("src1")
     constant = inline(code, 32)
     return (lambda: constant & 63) if constant is not None else (lambda: wave.s[code] & 63)
 
 
-@binds("v_readlane_b32")
+@binds("v_readfirstlane_b32", "v_readlane_b32")
 def _bind_readlane(wave: Wave, inst: Instruction, machine) -> Step:
     read, code, select = source(wave, inst, 0, "u32"), inst.operand("vdst"), _lane_select(wave, inst)
+    # In the short encoding the destination field is 8 bits of a scalar register's number.
     target = code - 256 if code >= 256 else code
 
     def step():
@@ -75,7 +66,7 @@ def _counts_below(wave: Wave, inst: Instruction, below: list[np.ndarray]) -> Ste
 
     def step():
         bits = np.broadcast_to(mask.read(), LANES)[:, None] >> np.arange(32, dtype=U32) & U32(1)
-        store((bits * weights).sum(axis=1).astype(U32) + start.read(), None if wave.full else wave.mask)
+        store((bits * weights).sum(axis=1).astype(U32) + start.read(), wave.write_mask)
         wave.propagate([*mask.rows, *start.rows], [row])
 
     return step
@@ -118,7 +109,7 @@ def _bind_permlane_swap(wave: Wave, inst: Instruction, machine) -> Step:
 @binds("ds_bpermute_b32", "ds_permute_b32")
 def _bind_permute(wave: Wave, inst: Instruction, machine) -> Step:
     address, data, target = (row_of(inst.operand(field)) for field in ("addr", "data0", "vdst"))
-    offset = inst.get("offset1") << 8 | inst.get("offset0")
+    offset = inst.lds_offset
     store = store_row(wave, target)
 
     def step():
@@ -134,7 +125,7 @@ def _bind_permute(wave: Wave, inst: Instruction, machine) -> Step:
             active = np.nonzero(wave.mask)[0]
             out[lanes[active]] = wave.vgpr[data][active]
             defined[lanes[active]] = known[active]
-        store(out, None if wave.full else wave.mask)
+        store(out, wave.write_mask)
         wave.set_defined(target, None if defined.all() else defined)
 
     return step
@@ -145,7 +136,7 @@ def swizzle_lanes(pattern: int) -> np.ndarray:
     if pattern & 0x8000:
         if pattern >> 8 != 0x80:
             raise UnknownInstructionError(f"the lane pattern swizzle {pattern:#x}")
-        return (LANE & ~3) + np.array([pattern >> 2 * i & 3 for i in range(4)])[LANE & 3]
+        return quad_lanes(pattern)
     keep, set_, flip = pattern & 31, pattern >> 5 & 31, pattern >> 10 & 31
     return LANE & 32 | ((LANE & 31 & keep | set_) ^ flip)
 
@@ -153,13 +144,13 @@ def swizzle_lanes(pattern: int) -> np.ndarray:
 @binds("ds_swizzle_b32")
 def _bind_swizzle(wave: Wave, inst: Instruction, machine) -> Step:
     data, target = row_of(inst.operand("addr")), row_of(inst.operand("vdst"))
-    lanes = swizzle_lanes(inst.get("offset1") << 8 | inst.get("offset0"))
+    lanes = swizzle_lanes(inst.lds_offset)
     store = store_row(wave, target)
 
     def step():
         known = wave.lanes_defined([data])
         out = np.where(wave.mask[lanes], wave.vgpr[data][lanes], U32(0))
-        store(out, None if wave.full else wave.mask)
+        store(out, wave.write_mask)
         wave.set_defined(target, None if known is None else known[lanes] | ~wave.mask[lanes])
 
     return step

@@ -12,6 +12,7 @@ import numpy as np
 
 from gfx950.decode import M0, Instruction
 from gfx950.findings import UnknownInstructionError
+from gfx950.memory import MASKED_OFFSET, NO_SIZE
 from gfx950.ops import Step, binds
 from gfx950.ops.operands import pair, row_of
 from gfx950.ops.scalar import reader, signed
@@ -102,21 +103,25 @@ def data_row(inst: Instruction, field: str) -> int:
     return row_of(inst.operand(field)) + 256 * inst.get("acc")
 
 
+def as_words(element: Element, data: np.ndarray) -> np.ndarray:
+    """Loaded bytes, uint8 (n, size), as dwords, uint32 (n, registers): less than one is extended to one."""
+    if element.size >= 4:
+        return np.ascontiguousarray(data).view(U32)
+    word = data[:, :1].astype(U32)
+    if element.size == 2:
+        word |= data[:, 1:].astype(U32) << U32(8)
+    if element.is_signed:
+        sign = U32(1 << 8 * element.size - 1)
+        word = (word ^ sign) - sign
+    return word
+
+
 def deliver(wave: Wave, row: int, element: Element, lanes: np.ndarray, data: np.ndarray, defined=None) -> None:
     """Put loaded bytes, uint8 (lanes, size), into registers; `defined`, bool (lanes, size), tells which are a value."""
-    if element.size < 4:
-        word = data[:, 0].astype(U32)
-        if element.size == 2:
-            word |= data[:, 1].astype(U32) << U32(8)
-        if element.is_signed:
-            sign = U32(1 << 8 * element.size - 1)
-            word = (word ^ sign) - sign
-        if element.half is not None:
-            shift = U32(16 * element.half)
-            word = wave.vgpr[row, lanes] & ~(U32(0xFFFF) << shift) | (word & U32(0xFFFF)) << shift
-        words = word[:, None]
-    else:
-        words = np.ascontiguousarray(data).view(U32)
+    words = as_words(element, data)
+    if element.half is not None:
+        shift = U32(16 * element.half)
+        words = wave.vgpr[row, lanes][:, None] & ~(U32(0xFFFF) << shift) | (words & U32(0xFFFF)) << shift
     partly = defined is not None and not defined.all()
     for i in range(words.shape[1]):
         wave.vgpr[row + i, lanes] = words[:, i]
@@ -171,33 +176,42 @@ def _wide(wave: Wave, row: int, lanes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BufferAddress:
-    """Byte addresses of a buffer access: at(lanes) gives them and which are within num_records."""
+    """Byte addresses of a buffer access: at(lanes, size) gives them and which are within num_records."""
 
     at: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
     rows: list[int]
 
 
-def buffer_address(wave: Wave, inst: Instruction) -> BufferAddress:
-    """Raw buffers: base + soffset + (vaddr) + offset, out of range past num_records; index × stride where idxen."""
+def buffer_address(wave: Wave, inst: Instruction, machine) -> BufferAddress:
+    """Raw buffers: base + soffset + (vaddr) + offset, out of range past num_records; index × stride where idxen.
+
+    The hardware drops accesses out of range. That is a mask, unless num_records is no size and the offset none that
+    stands for a mask: then it hides a fault, which is reported.
+    """
     code, row = inst.operand("srsrc"), row_of(inst.operand("vaddr"))
     by_offset, by_index, constant = inst.get("offen"), inst.get("idxen"), inst.get("offset")
     scalar = reader(wave, inst, "soffset", 32)
     rows = [row + i for i in range(by_offset + by_index)]
+    verb = "reads" if "_load_" in inst.name else "writes"
     s = wave.s
 
     def at(lanes, size):
         if s[code + 1] >> 31:
             raise UnknownInstructionError(f"{inst.text}: a swizzled buffer")
         base, records = s[code] | (s[code + 1] & 0xFFFF) << 32, s[code + 2]
-        offset = np.full(lanes.size, constant, np.int64)
+        varying = np.zeros(lanes.size, np.int64)
         if by_offset:
-            offset += wave.vgpr[row + by_index, lanes]
+            varying += wave.vgpr[row + by_index, lanes]
+        offset = varying + constant
         inside = offset + scalar() + size <= records
         if by_index:
             stride, index = s[code + 1] >> 16 & 0x3FFF, wave.vgpr[row, lanes].astype(np.int64)
             if stride:
                 inside = (index < records) & (offset + size <= stride)
             offset += index * stride
+        elif records == NO_SIZE and not inside.all():
+            meant = varying == MASKED_OFFSET if by_offset else np.full(lanes.size, scalar() == MASKED_OFFSET)
+            machine.memory.report_dropped(verb, base, offset + scalar(), size, lanes, ~inside & ~meant)
         return base + scalar() + offset, inside
 
     return BufferAddress(at, rows)
@@ -239,7 +253,7 @@ def _bind_store(wave: Wave, inst: Instruction, machine) -> Step:
 @binds(*(f"buffer_load_{name}" for name in _LOADS))
 def _bind_buffer_load(wave: Wave, inst: Instruction, machine) -> Step:
     element = _ELEMENTS[inst.name.split("_load_")[1]]
-    buffer, memory = buffer_address(wave, inst), machine.memory
+    buffer, memory = buffer_address(wave, inst, machine), machine.memory
     to_lds = inst.get("lds")
     target = None if to_lds else data_row(inst, "vdata")
 
@@ -260,7 +274,7 @@ def _bind_buffer_load(wave: Wave, inst: Instruction, machine) -> Step:
 @binds(*(f"buffer_store_{name}" for name in _STORES))
 def _bind_buffer_store(wave: Wave, inst: Instruction, machine) -> Step:
     element = _ELEMENTS[inst.name.split("_store_")[1]]
-    buffer, memory = buffer_address(wave, inst), machine.memory
+    buffer, memory = buffer_address(wave, inst, machine), machine.memory
     row = data_row(inst, "vdata")
     data_rows = list(range(row, row + element.registers))
 
@@ -287,13 +301,8 @@ def _bind_cache_control(wave: Wave, inst: Instruction, machine) -> Step:
 
 
 def _into_lds(wave: Wave, machine, element: Element, data: np.ndarray, lanes: np.ndarray, offset: int) -> None:
-    """Lane i's bytes go to M0 + the instruction's offset + i × size; less than a dword is extended to one."""
-    if element.size < 4:
-        wide = data[:, 0].astype(np.int64) if element.size == 1 else data.view(np.uint16)[:, 0].astype(np.int64)
-        if element.is_signed:
-            sign = 1 << 8 * element.size - 1
-            wide = (wide ^ sign) - sign
-        data = wide.astype(np.int32)[:, None].view(np.uint8)
+    """Lane i's dwords go to M0 + the instruction's offset + i × size."""
+    data = as_words(element, data).view(np.uint8)
     size = data.shape[1]
     addresses = (wave.s[M0] & 0x3FFFF) + offset + lanes * size
     machine.counters.lds_bytes_written += data.size
@@ -366,27 +375,23 @@ def _bind_scratch_store(wave: Wave, inst: Instruction, machine) -> Step:
 # ---- LDS ----
 
 
-def _lds_offset(inst: Instruction) -> int:
-    return inst.get("offset1") << 8 | inst.get("offset0")
-
-
 def _lds_load(wave: Wave, machine, row: int, offset: int, size: int, lanes: np.ndarray):
     addresses = wave.vgpr[row, lanes].astype(np.int64) + offset
     machine.counters.lds_bytes_read += size * lanes.size
-    machine.counters.lds_bank_conflicts += wave.lds.bank_conflicts(addresses, size)
+    machine.counters.lds_bank_conflicts += wave.lds.bank_conflicts(addresses, size, lanes)
     return wave.lds.load(addresses, size, lanes, wave.index, lds_align(size))
 
 
 def _lds_store(wave: Wave, machine, row: int, offset: int, data: np.ndarray, lanes: np.ndarray, defined) -> None:
     addresses = wave.vgpr[row, lanes].astype(np.int64) + offset
     machine.counters.lds_bytes_written += data.size
-    machine.counters.lds_bank_conflicts += wave.lds.bank_conflicts(addresses, data.shape[1])
+    machine.counters.lds_bank_conflicts += wave.lds.bank_conflicts(addresses, data.shape[1], lanes)
     wave.lds.store(addresses, data, lanes, wave.index, lds_align(data.shape[1]), defined)
 
 
 @binds(*(f"ds_read_{name}" for name in _LDS_LOADS))
 def _bind_lds_load(wave: Wave, inst: Instruction, machine) -> Step:
-    element, offset = _LDS_ELEMENTS[inst.name.removeprefix("ds_read_")], _lds_offset(inst)
+    element, offset = _LDS_ELEMENTS[inst.name.removeprefix("ds_read_")], inst.lds_offset
     row, target = row_of(inst.operand("addr")), data_row(inst, "vdst")
 
     def step():
@@ -400,7 +405,7 @@ def _bind_lds_load(wave: Wave, inst: Instruction, machine) -> Step:
 
 @binds(*(f"ds_write_{name}" for name in _LDS_STORES))
 def _bind_lds_store(wave: Wave, inst: Instruction, machine) -> Step:
-    element, offset = _LDS_ELEMENTS[inst.name.removeprefix("ds_write_")], _lds_offset(inst)
+    element, offset = _LDS_ELEMENTS[inst.name.removeprefix("ds_write_")], inst.lds_offset
     row, source = row_of(inst.operand("addr")), data_row(inst, "data0")
     rows = list(range(source, source + element.registers))
 
@@ -458,7 +463,7 @@ def _bind_lds_store_two(wave: Wave, inst: Instruction, machine) -> Step:
 @binds("ds_read_b64_tr_b16", "ds_read_b64_tr_b8", "ds_read_b64_tr_b4")
 def _bind_lds_transpose(wave: Wave, inst: Instruction, machine) -> Step:
     """16 lanes read 16 × 8 bytes as a row-major matrix of 16 columns; each of the lanes receives a column."""
-    bits, offset = int(inst.name.rsplit("_b", 1)[1]), _lds_offset(inst)
+    bits, offset = int(inst.name.rsplit("_b", 1)[1]), inst.lds_offset
     row, target = row_of(inst.operand("addr")), data_row(inst, "vdst")
     element = Element(8)
 
@@ -641,7 +646,7 @@ def _bind_atomic(wave: Wave, inst: Instruction, machine) -> Step:
 
 @binds(*(f"buffer_atomic_{name}" for name in _ATOMICS))
 def _bind_buffer_atomic(wave: Wave, inst: Instruction, machine) -> Step:
-    buffer = buffer_address(wave, inst)
+    buffer = buffer_address(wave, inst, machine)
     return _atomic_step(wave, inst, machine, buffer.at, buffer.rows, "vdata")
 
 
@@ -657,7 +662,7 @@ def _lds_atomic_names() -> list[str]:
 def _bind_lds_atomic(wave: Wave, inst: Instruction, machine) -> Step:
     """LDS atomics of different waves may meet at one address without a race."""
     size, function = _LDS_ATOMICS[re.sub("_rtn", "", inst.name.removeprefix("ds_"))]
-    row, offset = row_of(inst.operand("addr")), _lds_offset(inst)
+    row, offset = row_of(inst.operand("addr")), inst.lds_offset
     # ds_cmpst compares with data0 and stores data1.
     compare_row = data_row(inst, "data0") if function is None else None
     given_row = data_row(inst, "data1" if function is None else "data0")
@@ -672,6 +677,7 @@ def _bind_lds_atomic(wave: Wave, inst: Instruction, machine) -> Step:
         addresses = wave.vgpr[row, lanes].astype(np.int64) + offset
         machine.counters.lds_bytes_read += size * lanes.size
         machine.counters.lds_bytes_written += size * lanes.size
+        machine.counters.lds_bank_conflicts += wave.lds.bank_conflicts(addresses, size, lanes, atomic=True)
         compare = None if compare_row is None else _words(wave, compare_row, size, lanes)
         old = perform_atomic(
             lambda at, turn: wave.lds.load(at, size, lanes[turn], wave.index, size, atomic=True)[0],

@@ -7,7 +7,7 @@ sign extension (SDWA), another lane's value (DPP), and on the result a factor, a
 Source: AMD, "CDNA4 Instruction Set Architecture", chapter 6 (VALU) and 12 (encodings).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -15,8 +15,9 @@ import numpy as np
 
 from gfx950.decode import AGPR, EXECZ, LITERAL, SCC, VCCZ, VGPR, Instruction
 from gfx950.findings import UnknownInstructionError
+from gfx950.ops.arithmetic import flushed
 from gfx950.ops.scalar import inline, signed
-from gfx950.wave import LANE, Wave
+from gfx950.wave import KEEPS_INPUTS, KEEPS_RESULTS, LANE, Wave
 
 DTYPES = {
     "u16": np.dtype(np.uint16),
@@ -146,7 +147,27 @@ def _with_sign(inst: Instruction, slot: int, plain: Source) -> Source:
     return plain
 
 
+def in_mode(wave: Wave, function: Callable, kinds: Sequence[str], result: str) -> Callable:
+    """A function on lanes of these kinds that takes denormal float32 numbers for zero where the wave's mode says so."""
+    if not wave.flushes or "f32" not in (*kinds, result):
+        return function
+
+    def compute(*values):
+        mode = wave.mode
+        if not mode & KEEPS_INPUTS:
+            values = [flushed(x) if kind == "f32" else x for x, kind in zip(values, kinds, strict=True)]
+        value = function(*values)
+        return flushed(value) if result == "f32" and not mode & KEEPS_RESULTS else value
+
+    return compute
+
+
 # ---- DPP: lanes exchanged on the way in ----
+
+
+def quad_lanes(pattern: int) -> np.ndarray:
+    """For each lane the one of its four that two bits of the pattern name."""
+    return (LANE & ~3) + np.array([pattern >> 2 * i & 3 for i in range(4)])[LANE & 3]
 
 
 def dpp_lanes(control: int) -> tuple[np.ndarray, np.ndarray]:
@@ -154,7 +175,7 @@ def dpp_lanes(control: int) -> tuple[np.ndarray, np.ndarray]:
     row, place = LANE & ~15, LANE & 15
     valid = np.ones(64, bool)
     if control < 0x100:
-        return (LANE & ~3) + np.array([control >> 2 * i & 3 for i in range(4)])[LANE & 3], valid
+        return quad_lanes(control), valid
     amount = control & 15
     if 0x101 <= control <= 0x10F:  # row_shl
         return LANE + amount, place + amount < 16
@@ -269,7 +290,7 @@ def destination(wave: Wave, inst: Instruction, kind: str, field: str = "vdst") -
         if finish is not None:
             value = finish(value)
         if enabled is None:
-            store(value, None if wave.full else wave.mask)
+            store(value, wave.write_mask)
         else:
             store(value, enabled & wave.mask)
 

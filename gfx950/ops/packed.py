@@ -12,7 +12,7 @@ from gfx950.decode import VGPR, Instruction
 from gfx950.findings import UnknownInstructionError
 from gfx950.ops import Step, binds
 from gfx950.ops.arithmetic import U32, fma16, fma32, ieee_maximum, ieee_minimum, maximum, minimum
-from gfx950.ops.operands import DTYPES, clamped, constant_bits, plain_source, row_of, source, store_row
+from gfx950.ops.operands import DTYPES, clamped, constant_bits, in_mode, plain_source, row_of, source, store_row
 from gfx950.ops.vector import apply
 from gfx950.wave import LANES, Wave
 
@@ -48,6 +48,7 @@ _PAIRS = {"v_pk_fma_f32": (3, fma32), "v_pk_mul_f32": (2, lambda a, b: a * b), "
 @binds(*_PAIRS)
 def _bind_pairs(wave: Wave, inst: Instruction, machine) -> Step:
     count, function = _PAIRS[inst.name]
+    function = in_mode(wave, function, ["f32"] * count, "f32")
     results = ([], []), ([], [])  # of the low and the high result: operands, and the registers they come from
     for slot in range(count):
         halves, used = _registers_pair(wave, inst, slot)
@@ -60,7 +61,7 @@ def _bind_pairs(wave: Wave, inst: Instruction, machine) -> Step:
     clamp = clamped if inst.get("clmp") else lambda x: x
 
     def step():
-        lanes = None if wave.full else wave.mask
+        lanes = wave.write_mask
         first = clamp(function(*(read() for read in low)))
         second = clamp(function(*(read() for read in high)))
         defined = wave.lanes_defined(high_rows)
@@ -87,7 +88,7 @@ def _bind_pair_move(wave: Wave, inst: Instruction, machine) -> Step:
     stores = store_row(wave, row), store_row(wave, row + 1)
 
     def step():
-        lanes, kept = None if wave.full else wave.mask, high.copy()
+        lanes, kept = wave.write_mask, high.copy()
         defined = wave.lanes_defined(source1)
         stores[0](low, lanes)
         wave.propagate(source0, [row])
@@ -159,7 +160,7 @@ def _bind_halves(wave: Wave, inst: Instruction, machine) -> Step:
         return value.astype(dtype).view(np.uint16).astype(U32)
 
     def step():
-        store(half(low) | half(high) << U32(16), None if wave.full else wave.mask)
+        store(half(low) | half(high) << U32(16), wave.write_mask)
         wave.propagate(rows, [row])
 
     return step
@@ -218,15 +219,17 @@ def _bind_dot(wave: Wave, inst: Instruction, machine) -> Step:
 @binds("v_mad_mix_f32", "v_mad_mixlo_f16", "v_mad_mixhi_f16")
 def _bind_mix(wave: Wave, inst: Instruction, machine) -> Step:
     """a × b + c in float32, each source a float32 or, where op_sel_hi says so, a half that op_sel chooses."""
-    reads, rows = [], []
+    reads, rows, kinds = [], [], []
     for slot in range(3):
         select, is_half = _selects(inst, slot)
         word, used = _word(wave, inst, slot, bool(is_half))
         rows += used
+        kinds.append("f16" if is_half else "f32")
         values = word.view(np.float16)[select::2] if is_half else word.view(np.float32)
         reads.append((values, inst.get("neg") >> slot & 1, inst.get("neg_hi") >> slot & 1))
     row = row_of(inst.operand("vdst"))
     store, halves = store_row(wave, row), wave.vgpr[row].view(np.uint16)
+    function = in_mode(wave, fma32, kinds, inst.name[-3:])
     part = {"v_mad_mix_f32": None, "v_mad_mixlo_f16": 0, "v_mad_mixhi_f16": 1}[inst.name]
 
     def operand(values, negate, absolute):
@@ -235,11 +238,11 @@ def _bind_mix(wave: Wave, inst: Instruction, machine) -> Step:
         return -x if negate else x
 
     def step():
-        value = fma32(*(operand(*read) for read in reads))
+        value = function(*(operand(*read) for read in reads))
         if inst.get("clmp"):
             value = clamped(value)
         if part is None:
-            store(value, None if wave.full else wave.mask)
+            store(value, wave.write_mask)
         else:
             np.copyto(halves[part::2], value.astype(np.float16).view(np.uint16), where=wave.mask)
         wave.propagate(rows, [row])

@@ -8,9 +8,10 @@ import struct
 import numpy as np
 
 from gfx950.decode import EXEC, EXECZ, LITERAL, SCC, VCC, VCCZ, Instruction
-from gfx950.findings import KernelFaultError
+from gfx950.findings import KernelFaultError, UnknownInstructionError
+from gfx950.memory import MASKED_OFFSET, NO_SIZE
 from gfx950.ops import BARRIER, END, Step, binds
-from gfx950.wave import Wave
+from gfx950.wave import KEEPS_DENORMALS, Wave, unsupported_mode
 
 M32, M64 = 2**32 - 1, 2**64 - 1
 _FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494309189535)
@@ -391,8 +392,15 @@ def _bind_setreg(wave: Wave, inst: Instruction, machine) -> Step:
         read = lambda: wave.s[code]  # noqa: E731
 
     def step():
-        if register == MODE_REGISTER:
-            wave.mode = wave.mode & ~field | read() << offset & field
+        if register != MODE_REGISTER:
+            return
+        mode = wave.mode & ~field | read() << offset & field
+        problem = unsupported_mode(mode)
+        if not wave.flushes and mode & KEEPS_DENORMALS != KEEPS_DENORMALS:
+            problem = f"denormal float32 numbers taken for zero from here on (MODE {mode:#x})"
+        if problem:
+            raise UnknownInstructionError(f"{machine.describe()}: no semantics yet for {problem}")
+        wave.mode = mode
 
     return step
 
@@ -450,7 +458,7 @@ _CONDITIONS = {
 @binds(*_CONDITIONS)
 def _bind_branch(wave: Wave, inst: Instruction, machine) -> Step:
     condition = _CONDITIONS[inst.name]
-    target = inst.pc // 4 + 1 + signed(inst.get("simm16"), 16)
+    target = machine.branch_target(inst, signed(inst.get("simm16"), 16))
     return lambda: target if condition(wave) else None
 
 
@@ -463,12 +471,15 @@ def _bind_getpc(wave: Wave, inst: Instruction, machine) -> Step:
 @binds("s_setpc_b64", "s_swappc_b64")
 def _bind_setpc(wave: Wave, inst: Instruction, machine) -> Step:
     read = reader(wave, inst, "ssrc0", 64)
-    write = writer(wave, inst, 64) if inst.name == "s_swappc_b64" else lambda value: None
+    calls = inst.name == "s_swappc_b64"
+    write = writer(wave, inst, 64) if calls else lambda value: None
     following = machine.code_address + inst.pc + inst.size
 
     def step():
         target = read()
         write(following)
+        if calls:
+            wave.called_from = inst.pc
         return machine.index_of(target)
 
     return step
@@ -477,10 +488,11 @@ def _bind_setpc(wave: Wave, inst: Instruction, machine) -> Step:
 @binds("s_call_b64")
 def _bind_call(wave: Wave, inst: Instruction, machine) -> Step:
     write, following = writer(wave, inst, 64), machine.code_address + inst.pc + inst.size
-    target = inst.pc // 4 + 1 + signed(inst.get("simm16"), 16)
+    target = machine.branch_target(inst, signed(inst.get("simm16"), 16))
 
     def step():
         write(following)
+        wave.called_from = inst.pc
         return target
 
     return step
@@ -529,8 +541,11 @@ def _bind_buffer_load(wave: Wave, inst: Instruction, machine) -> Step:
 
     def step():
         start, records = wave.get64(base) & (2**48 - 1), wave.s[base + 2]
+        first = offset() & ~3
+        if records == NO_SIZE and first + 4 * count > records and first != MASKED_OFFSET:
+            memory.report_dropped("reads", start, np.array([first]), 4 * count, _SCALAR_LANE, np.ones(1, bool))
         for i in range(count):
-            at = (offset() & ~3) + 4 * i
+            at = first + 4 * i
             word = 0
             if at + 4 <= records:
                 word = int(memory.load(np.array([start + at]), 4, _SCALAR_LANE, 4).view(np.uint32)[0, 0])

@@ -18,6 +18,7 @@ from gfx950.ops.operands import (
     constant_bits,
     destination,
     half_of,
+    in_mode,
     plain_source,
     row_of,
     source,
@@ -36,6 +37,7 @@ def _bind_pure(wave: Wave, inst: Instruction, machine) -> Step:
         exact, dtype = SATURATES[inst.name]
         clip = saturating(dtype)
         function = lambda *operands: clip(exact(*operands))  # noqa: E731
+    function = in_mode(wave, function, pure.sources, pure.result)
     return apply(
         wave, inst, pure.result, [source(wave, inst, i, kind) for i, kind in enumerate(pure.sources)], function
     )
@@ -153,7 +155,7 @@ def _bind_accvgpr(wave: Wave, inst: Instruction, machine) -> Step:
     store = store_row(wave, target)
 
     def step():
-        store(read.read(), None if wave.full else wave.mask)
+        store(read.read(), wave.write_mask)
         wave.propagate(list(read.rows), [target])
 
     return step
@@ -165,7 +167,7 @@ def _bind_swap(wave: Wave, inst: Instruction, machine) -> Step:
     first, second = store_row(wave, a), store_row(wave, b)
 
     def step():
-        old, lanes = wave.vgpr[a].copy(), None if wave.full else wave.mask
+        old, lanes = wave.vgpr[a].copy(), wave.write_mask
         first(wave.vgpr[b], lanes)
         second(old, lanes)
         mine, others = wave.lanes_defined([a]), wave.lanes_defined([b])
@@ -222,7 +224,7 @@ def _bind_fmac(wave: Wave, inst: Instruction, machine) -> Step:
     function = {"f32": fma32, "f64": fma64, "f16": lambda x, y, z: x * y + z}[kind]
     if inst.name == "v_pk_fmac_f16":
         return _packed_half_fmac(wave, inst)
-    return apply(wave, inst, kind, [a, b, c], function)
+    return apply(wave, inst, kind, [a, b, c], in_mode(wave, function, [kind] * 3, kind))
 
 
 def _packed_half_fmac(wave: Wave, inst: Instruction) -> Step:
@@ -244,7 +246,8 @@ def _bind_fma_constant(wave: Wave, inst: Instruction, machine) -> Step:
     a, b = source(wave, inst, 0, kind), source(wave, inst, 1, kind)
     third = Source(lambda: constant)
     operands = [a, third, b] if "mk" in inst.name else [a, b, third]
-    return apply(wave, inst, kind, operands, fma32 if kind == "f32" else lambda x, y, z: x * y + z)
+    function = fma32 if kind == "f32" else lambda x, y, z: x * y + z
+    return apply(wave, inst, kind, operands, in_mode(wave, function, [kind] * 3, kind))
 
 
 # ---- Carries, and wide multiplication ----
