@@ -159,9 +159,13 @@ GFX950_FUSED_TABLE: Table = {
     for batch, length in GFX950_TABLE
 }
 
+# With the mxfp4 cache; pipelined, its code would spill scalar registers.
+GFX950_FUSED_MXFP4_TABLE: Table = _with_tile(GFX950_FUSED_TABLE, cache="mxfp4", stages=1)
+
 TABLES: dict[str, Table] = {
     "gfx950": GFX950_TABLE,
     "gfx950_fused": GFX950_FUSED_TABLE,
+    "gfx950_fused_mxfp4": GFX950_FUSED_MXFP4_TABLE,
     "sm_90": SM90_TABLE,
     "sm_90_mxfp4": SM90_MXFP4_TABLE,
     "sm_90_plain": SM90_PLAIN_TABLE,

@@ -171,7 +171,7 @@ def test_without_triton_the_error_says_so(kernels, monkeypatch, command):
     assert "needs Triton to be compiled" in result.output
 
 
-@pytest.mark.parametrize(("table", "bytes_a_token"), [("gfx950_fused", "576.0"), ("sm_90_mxfp4", "306.0")])
+@pytest.mark.parametrize(("table", "bytes_a_token"), [("gfx950_fused", "576.0"), ("gfx950_fused_mxfp4", "306.0")])
 def test_a_plan_is_reported(table, bytes_a_token):
     result = CliRunner(env={"COLUMNS": "150"}).invoke(app, ["isa", "plan", "64", "8192", "--table", table])
     assert result.exit_code == 0, result.output
@@ -185,6 +185,7 @@ def test_a_plan_is_reported(table, bytes_a_token):
     ("arguments", "says"),
     [
         (["64", "8192", "--table", "gfx950"], "is a8w8_persistent, whose code is not ours"),
+        (["64", "8192", "--table", "sm_90"], "the design 'wgmma' of table sm_90 is not for gfx950"),
         (["64", "8192", "--table", "gfx951"], "unknown table 'gfx951'"),
         (["0", "8192"], "must be 1 or more"),
     ],

@@ -110,8 +110,10 @@ def test_sanitize_runs_every_format_split_and_merge():
     found = list(plans(("sm_90", "sm_90_mxfp4")))
     assert len(found) == len(set(found))
     for cache in ("bf16", "fp8", "mxfp4"):
-        mine = {(p.num_splits, p.tile.merge) for p in found if p.tile.cache == cache}
+        mine = {(p.num_splits, p.tile.merge) for p in found if p.tile.cache == cache and p.tile.design == "plain"}
         assert mine == {(1, "last"), (3, "last"), (8, "last"), (3, "kernel"), (8, "kernel")}
+    wgmma = [(p.tile.cache, p.num_splits, p.tile.merge) for p in found if p.tile.design == "wgmma"]
+    assert sorted(wgmma) == [(cache, splits, "kernel") for cache in ("fp8", "mxfp4") for splits in (1, 3, 8)]
     assert {p.tile for p in SM90_TABLE.values()} <= {p.tile for p in found}
 
 
