@@ -50,7 +50,7 @@ def test_any_shape_is_exact_on_a_gpu(table, batch, length):
 @on_gpu
 @pytest.mark.parametrize("plan", PLANS, ids=_id)
 def test_a_graph_replays_on_new_values(plan):
-    """Also where the last program of a sequence merges, and where the second kernel is launched before the first ends."""
+    """Also where the last program of a sequence merges, and where the second kernel starts before the first ends."""
     data = generate_input(4, 1, 1000, 1)
     custom_kernel(data, plan=plan)
     torch.cuda.synchronize()
