@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import submission
-from bench.checks import tensors_of
+from bench.subject import tensors_of
 from reference import check_exact, generate_input
 from submission import custom_kernel, plan_for
 from tests.ragged import fused_plan
