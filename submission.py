@@ -448,8 +448,12 @@ def _check_plan(plan: Plan, kv_seq_len: int, kernels_honour_page_size: bool) -> 
                 f"{plan.runner} needs {TOKENS_PER_SPLIT} pages a sequence, got {pages}: get_mla_metadata_v1 makes "
                 f"len // {TOKENS_PER_SPLIT} splits and divides by them. Use bf16 or fp8_nonpersistent"
             )
-        if splits is None or splits < 1:
-            raise InputError(f"plan.num_splits must be 1 or more for {plan.runner}, got {splits}")
+        most = _ceil_div(pages, KV_GRANULARITY)
+        if splits is None or not 1 <= splits <= most:
+            raise InputError(
+                f"plan.num_splits must be 1 … {most} for {plan.runner} at {pages} pages (at least {KV_GRANULARITY} a "
+                f"split), got {splits}"
+            )
     elif splits is None:
         if plan.runner == "fp8_nonpersistent":
             raise InputError("plan.num_splits must be given for fp8_nonpersistent")
