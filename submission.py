@@ -514,28 +514,50 @@ def _check_finite(output: torch.Tensor, plan: Plan) -> None:
 
 _KEPT = 32  # entries a cache; the largest index tensor of the benchmarks is 8 MB
 
+# torch's question whether a graph is being captured, found by the end of its name: the server refuses the middle.
+_graph_is_captured = next(getattr(torch.cuda, name) for name in dir(torch.cuda) if name.endswith("_capturing"))
 
-@functools.lru_cache(maxsize=_KEPT)
+
+def _keep(make: Callable) -> Callable:
+    """Keep what `make` returns for its arguments, the last of which is the device.
+
+    What is made while a graph is captured has no values until the graph is replayed: it is refused with a RuntimeError.
+    """
+
+    @functools.lru_cache(maxsize=_KEPT)
+    @functools.wraps(make)
+    def kept(*key):
+        if key[-1].type == "cuda" and _graph_is_captured():
+            raise RuntimeError(
+                f"{make.__name__}{key} must be kept before a graph is captured: call custom_kernel once with this "
+                "shape and plan, then capture"
+            )
+        return make(*key)
+
+    return kept
+
+
+@_keep
 def _page_indices(pages: int, device: torch.device) -> torch.Tensor:
     return torch.arange(pages, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _indptr(batch_size: int, length: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, (batch_size + 1) * length, length, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _last_page_lens(batch_size: int, page_size: int, device: torch.device) -> torch.Tensor:
     return torch.full((batch_size,), page_size, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _unit_scale(device: torch.device) -> torch.Tensor:
     return torch.ones(1, dtype=torch.float32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _work_lists(
     batch_size: int,
     pages: int,
@@ -594,7 +616,7 @@ def _work_lists(
     }
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _tickets(batch_size: int, device: torch.device) -> torch.Tensor:
     """A counter for each sequence, by which the fused kernel finds its last program; every call leaves them at zero."""
     return torch.zeros(batch_size, dtype=torch.int32, device=device)
@@ -1539,11 +1561,13 @@ def custom_kernel(
     Two limits of the a8w8 runners: they cast q to fp8 with scale 1, so |q| ≤ 448, rounded to 3 mantissa bits; and AMD's
     kernels round exp(score − running maximum) to fp8, so that a token below 2^-10 of the largest weighs nothing.
 
-    A graph may capture a call whose shape has been called before. It holds the kept tensors' addresses, so it lives
-    only as long as they do: until clear_caches(), or until as many other shapes have come by as are kept.
+    A graph may capture a call whose shape and plan have been called before; a first call, which makes what is kept, is
+    refused. The graph holds the kept tensors' addresses, so it lives only as long as they do: until clear_caches(), or
+    until as many other shapes have come by as are kept.
 
     Raises InputError (a ValueError) before any launch for data or a plan that the kernels do not take, RuntimeError
-    without a usable aiter or Triton, and in strict mode FloatingPointError for an output with NaN or infinity.
+    without a usable aiter or Triton or when a first call is captured, and in strict mode FloatingPointError for an
+    output with NaN or infinity.
     """
     problem = _check_input(data)
     if plan is None:

@@ -21,15 +21,15 @@ from rich.text import Text
 
 import submission
 from reference import default_device, generate_input
-from submission import RUNNERS, SM90_TABLE, Plan, custom_kernel
+from submission import RUNNERS, SM90_PLAIN_TABLE, SM90_TABLE, Plan, custom_kernel
 from task import input_t
 
 import aiter  # isort: skip (reference has chosen it)
 
 SHAPE = (4, 1024)
-_FUSED = SM90_TABLE[SHAPE]
 PLANS = {name: Plan(name, 4 if runner.persistent else 1) for name, runner in RUNNERS.items() if runner.on_aiter}
 if submission.triton is not None:
+    _FUSED = SM90_PLAIN_TABLE[SHAPE]
     PLANS |= {
         "fused": replace(_FUSED, tile=replace(_FUSED.tile, merge="last")),
         "fused, two kernels": replace(_FUSED, tile=replace(_FUSED.tile, merge="kernel")),
@@ -56,10 +56,13 @@ class Cost:
 
 
 def measure(device: torch.device | None = None) -> list[Cost]:
-    """The cost of every plan of PLANS at SHAPE, on `device` (by default the GPU, if there is one)."""
-    data = generate_input(SHAPE[0], 1, SHAPE[1], 0, device=device or default_device())
+    """The cost of every plan of PLANS at SHAPE, and of the table sm_90's where that can run, on `device` (by default
+    the GPU, if there is one)."""
+    device = device or default_device()
+    data = generate_input(SHAPE[0], 1, SHAPE[1], 0, device=device)
+    plans = PLANS | ({"fused, wgmma": SM90_TABLE[SHAPE]} if submission._has_wgmma(device) else {})
     with _nothing_behind() as launched:
-        return [_measure(name, data, launched) for name in PLANS]
+        return [_measure(name, plan, data, launched) for name, plan in plans.items()]
 
 
 @contextmanager
@@ -84,18 +87,19 @@ def _nothing_behind() -> Iterator[dict[str, Callable[[], None]]]:
 
     original = aiter.mla.mla_decode_fwd
     decode.__signature__ = inspect.signature(original)
-    kernels = {name: getattr(submission, name) for name in ("_fused_kernel", "_merge_kernel")}
+    kernels = {name: getattr(submission, name) for name in ("_fused_kernel", "_wgmma_kernel", "_merge_kernel")}
     aiter.mla.mla_decode_fwd = decode
     vars(submission).update({name: Kernel(name) for name in kernels})
+    submission._triton_target.cache_clear()  # without a GPU it hangs on what the kernel is
     try:
         yield launched
     finally:
         aiter.mla.mla_decode_fwd = original
         vars(submission).update(kernels)
+        submission._triton_target.cache_clear()
 
 
-def _measure(name: str, data: input_t, launched: dict[str, Callable[[], None]]) -> Cost:
-    plan = PLANS[name]
+def _measure(name: str, plan: Plan, data: input_t, launched: dict[str, Callable[[], None]]) -> Cost:
     launched.clear()
     whole = _time(lambda: custom_kernel(data, plan=plan))
     calls = list(launched.values())
@@ -121,7 +125,7 @@ def _parts(data: input_t, plan: Plan) -> dict[str, Callable[[], object]]:
         parts["cache view"] = lambda: kv_data["fp8"][0].view(-1, 1, 1, submission.QK_HEAD_DIM)
     else:
         given = (q, *kv_data["fp8"], data[3], config["sm_scale"], plan, parts["output"](), data[3])
-        target = submission._triton_target(q.device)
+        target = submission._triton_target(q.device, plan.tile.design)
         parts["launches"] = lambda: submission.fused_launches(*given, target)
     if plan.precision == "a8w8":
         parts["q cast"] = lambda: q.to(submission.FP8)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import submission
 from bench.subject import tensors_of
 from reference import check_exact, generate_input
-from submission import custom_kernel, plan_for
+from submission import Plan, custom_kernel, plan_for
 from tests.ragged import fused_plan
 
 pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
@@ -27,22 +27,25 @@ PLANS = [
     fused_plan("mxfp4", 2, 64),
     fused_plan("mxfp4", 4, 64, "kernel"),
 ]
+if torch.cuda.is_available() and submission._has_wgmma(torch.device("cuda")):
+    _WGMMA = submission.SM90_TABLE[4, 1024].tile
+    PLANS += [Plan("fused", splits, tile=_WGMMA) for splits in (1, 3, 40)]
 # Tokens a sequence by which 64 sequences pass 4 GiB of cache, where a 32-bit offset in bytes has wrapped twice.
 PAST_4_GIB = {"bf16": 66_560, "fp8": 120_000, "mxfp4": 240_000}
 
 
 def _id(plan) -> str:
-    return f"{plan.tile.cache}-{plan.num_splits}-{plan.tile.merge}"
+    return f"{plan.tile.cache}-{plan.num_splits}-{plan.tile.merge}-{plan.tile.design}"
 
 
 @on_gpu
-@pytest.mark.parametrize("table", ["sm_90", "sm_90_mxfp4"])
+@pytest.mark.parametrize("table", ["sm_90_plain", "sm_90_mxfp4", "gfx950_fused", None])
 @settings(max_examples=60, deadline=None)
 @given(batch=st.integers(1, 300), length=st.integers(1, 9000))
 def test_any_shape_is_exact_on_a_gpu(table, batch, length):
     length = min(length, 65_536 // batch)
     data = generate_input(batch, 1, length, batch * length)
-    plan = plan_for(batch, length, table=table)
+    plan = plan_for(batch, length, table=table, device=data[0].device)
     verdict = check_exact(data, custom_kernel(data, plan=plan, strict=True), plan.precision)
     assert verdict.ok, verdict.message
 
@@ -70,6 +73,15 @@ def test_a_graph_replays_on_new_values(plan):
 
 @on_gpu
 @pytest.mark.parametrize("plan", PLANS, ids=_id)
+def test_a_first_call_is_not_captured(plan):
+    data = generate_input(4, 1, 400, 1)
+    with pytest.raises(RuntimeError, match="then capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        custom_kernel(data, plan=plan)
+    assert check_exact(data, custom_kernel(data, plan=plan), plan.precision).ok
+
+
+@on_gpu
+@pytest.mark.parametrize("plan", PLANS, ids=_id)
 def test_a_warm_call_does_not_synchronise(plan):
     data = generate_input(4, 1, 1024, 0)
     custom_kernel(data, plan=plan)
@@ -91,15 +103,14 @@ def test_results_do_not_change_from_run_to_run(plan):
 
 
 @on_gpu
-@pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("cache", PAST_4_GIB)
-def test_offsets_beyond_4_gib(cache, splits):
+def test_offsets_beyond_4_gib(cache):
     data = generate_input(64, 1, PAST_4_GIB[cache], 2)
     largest = {"bf16": data[1]["bf16"], "fp8": data[1]["fp8"][0], "mxfp4": data[1]["mxfp4"][0]}[cache]
     assert largest.numel() * largest.element_size() > 2**32
-    plan = fused_plan(cache, splits, 64)
-    verdict = check_exact(data, custom_kernel(data, plan=plan), plan.precision)
-    assert verdict.ok, verdict.message
+    for plan in [plan for plan in PLANS if plan.tile.cache == cache]:
+        verdict = check_exact(data, custom_kernel(data, plan=plan), plan.precision)
+        assert verdict.ok, (_id(plan), verdict.message)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -303,6 +303,26 @@ def test_the_portable_aiter_says_why_it_cannot_be_captured():
         custom_kernel(data)
 
 
+@on_gpu
+@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+def test_a_first_call_is_not_captured(plan):
+    data = generate_input(4, 1, 400, 1)
+    with pytest.raises(RuntimeError, match="then capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        custom_kernel(data, plan=plan)
+    assert _judge(data, plan).ok
+
+
+@pytest.mark.parametrize("make", submission._CACHES, ids=lambda make: make.__name__)
+def test_nothing_is_kept_from_a_capture(make, monkeypatch):
+    monkeypatch.setattr(submission, "_graph_is_captured", lambda: True)
+    gpu = torch.device("cuda")
+    keys = {"_page_indices": (8,), "_indptr": (2, 8), "_last_page_lens": (2, 1), "_unit_scale": (), "_tickets": (2,)}
+    lists = (2, 400, 1, 1, torch.bfloat16, submission.FP8)
+    with pytest.raises(RuntimeError, match="call custom_kernel once with this shape and plan, then capture"):
+        make(*keys.get(make.__name__, lists), gpu)
+    assert make.cache_info().currsize == 0
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
 def test_work_follows_the_tensors_device(plan):
@@ -559,6 +579,22 @@ def test_kept_tensors_follow_every_part_of_their_key():
         submission._work_lists(*key[:-1], meta)
     for changed in ((5, *key[1:]), (4, 2048, *key[2:]), (4, 1024, 4, *key[3:]), (*key[:4], submission.FP8, *key[5:])):
         assert submission._work_lists(*changed) is not lists
+
+
+@pytest.mark.parametrize(
+    ("plan", "q_dtype"), [(Plan("a16w8_persistent", 2), torch.bfloat16), (Plan("a8w8_persistent", 2), submission.FP8)]
+)
+def test_the_metadata_is_told_what_q_and_cache_are(plan, q_dtype, recorder, monkeypatch):
+    """Left out, the real one guesses: a fault that was reported of others."""
+    told = []
+    info, metadata = aiter.get_mla_metadata_info_v1, aiter.get_mla_metadata_v1
+    monkeypatch.setattr(aiter, "get_mla_metadata_info_v1", lambda *a, **k: told.append(a[3:5]) or info(*a, **k))
+    monkeypatch.setattr(
+        aiter, "get_mla_metadata_v1", lambda *a, **k: told.append((k["dtype_q"], k["dtype_kv"])) or metadata(*a, **k)
+    )
+    custom_kernel(generate_input(2, 1, 400, 0), plan=plan)
+    assert told == [(q_dtype, submission.FP8)] * 2
+    assert recorder[0][0][0].dtype == q_dtype
 
 
 def test_caches_are_bounded_and_can_be_emptied():
