@@ -68,7 +68,12 @@ class Subject:
     def waits(self, data: input_t) -> int:
         """How often a call makes the host wait for the GPU, as far as torch notices."""
         synchronize, explicit = torch.cuda.synchronize, []
-        torch.cuda.synchronize = lambda *args: (explicit.append(args), synchronize(*args))[1]
+
+        def counted(*args: object, **kwargs: object) -> None:
+            explicit.append(args)
+            synchronize(*args, **kwargs)
+
+        torch.cuda.synchronize = counted
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as caught:
