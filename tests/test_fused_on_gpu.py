@@ -28,8 +28,11 @@ PLANS = [
     fused_plan("mxfp4", 4, 64, "kernel"),
 ]
 if torch.cuda.is_available() and submission._has_wgmma(torch.device("cuda")):
-    _WGMMA = submission.SM90_TABLE[4, 1024].tile
-    PLANS += [Plan("fused", splits, tile=_WGMMA) for splits in (1, 3, 40)]
+    PLANS += [
+        Plan("fused", splits, tile=table[4, 1024].tile)
+        for table in (submission.SM90_TABLE, submission.SM90_MXFP4_TABLE)
+        for splits in (1, 3, 40)
+    ]
 # Tokens a sequence by which 64 sequences pass 4 GiB of cache, where a 32-bit offset in bytes has wrapped twice.
 PAST_4_GIB = {"bf16": 66_560, "fp8": 120_000, "mxfp4": 240_000}
 
