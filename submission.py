@@ -452,8 +452,12 @@ def _check_plan(plan: Plan, kv_seq_len: int, kernels_honour_page_size: bool) -> 
                 f"{plan.runner} needs {TOKENS_PER_SPLIT} pages a sequence, got {pages}: get_mla_metadata_v1 makes "
                 f"len // {TOKENS_PER_SPLIT} splits and divides by them. Use bf16 or fp8_nonpersistent"
             )
-        if splits is None or splits < 1:
-            raise InputError(f"plan.num_splits must be 1 or more for {plan.runner}, got {splits}")
+        most = _ceil_div(pages, KV_GRANULARITY)
+        if splits is None or not 1 <= splits <= most:
+            raise InputError(
+                f"plan.num_splits must be 1 … {most} for {plan.runner} at {pages} pages (at least {KV_GRANULARITY} a "
+                f"split), got {splits}"
+            )
     elif splits is None:
         if plan.runner == "fp8_nonpersistent":
             raise InputError("plan.num_splits must be given for fp8_nonpersistent")
@@ -514,28 +518,50 @@ def _check_finite(output: torch.Tensor, plan: Plan) -> None:
 
 _KEPT = 32  # entries a cache; the largest index tensor of the benchmarks is 8 MB
 
+# torch's question whether a graph is being captured, found by the end of its name: the server refuses the middle.
+_graph_is_captured = next(getattr(torch.cuda, name) for name in dir(torch.cuda) if name.endswith("_capturing"))
 
-@functools.lru_cache(maxsize=_KEPT)
+
+def _keep(make: Callable) -> Callable:
+    """Keep what `make` returns for its arguments, the last of which is the device.
+
+    What is made while a graph is captured has no values until the graph is replayed: it is refused with a RuntimeError.
+    """
+
+    @functools.lru_cache(maxsize=_KEPT)
+    @functools.wraps(make)
+    def kept(*key):
+        if key[-1].type == "cuda" and _graph_is_captured():
+            raise RuntimeError(
+                f"{make.__name__}{key} must be kept before a graph is captured: call custom_kernel once with this "
+                "shape and plan, then capture"
+            )
+        return make(*key)
+
+    return kept
+
+
+@_keep
 def _page_indices(pages: int, device: torch.device) -> torch.Tensor:
     return torch.arange(pages, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _indptr(batch_size: int, length: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, (batch_size + 1) * length, length, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _last_page_lens(batch_size: int, page_size: int, device: torch.device) -> torch.Tensor:
     return torch.full((batch_size,), page_size, dtype=torch.int32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _unit_scale(device: torch.device) -> torch.Tensor:
     return torch.ones(1, dtype=torch.float32, device=device)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _work_lists(
     batch_size: int,
     pages: int,
@@ -594,7 +620,7 @@ def _work_lists(
     }
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@_keep
 def _tickets(batch_size: int, device: torch.device) -> torch.Tensor:
     """A counter for each sequence, by which the fused kernel finds its last program; every call leaves them at zero."""
     return torch.zeros(batch_size, dtype=torch.int32, device=device)
@@ -1539,11 +1565,13 @@ def custom_kernel(
     Two limits of the a8w8 runners: they cast q to fp8 with scale 1, so |q| ≤ 448, rounded to 3 mantissa bits; and AMD's
     kernels round exp(score − running maximum) to fp8, so that a token below 2^-10 of the largest weighs nothing.
 
-    A graph may capture a call whose shape has been called before. It holds the kept tensors' addresses, so it lives
-    only as long as they do: until clear_caches(), or until as many other shapes have come by as are kept.
+    A graph may capture a call whose shape and plan have been called before; a first call, which makes what is kept, is
+    refused. The graph holds the kept tensors' addresses, so it lives only as long as they do: until clear_caches(), or
+    until as many other shapes have come by as are kept.
 
     Raises InputError (a ValueError) before any launch for data or a plan that the kernels do not take, RuntimeError
-    without a usable aiter or Triton, and in strict mode FloatingPointError for an output with NaN or infinity.
+    without a usable aiter or Triton or when a first call is captured, and in strict mode FloatingPointError for an
+    output with NaN or infinity.
     """
     problem = _check_input(data)
     if plan is None:

@@ -130,6 +130,9 @@ def verify(
     seed: Annotated[
         int | None, typer.Option(min=1, help="What all data follows from; by default a new one each time.")
     ] = None,
+    limit: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="End a call of the submission that takes longer.")
+    ] = 300.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all findings and the environment to FILE.")
     ] = None,
@@ -145,7 +148,7 @@ def verify(
     with _errors_in_one_line():
         command, report = _command("verify"), _command("report")
         request = command.Request(
-            submission.resolve(), tuple(case or ()), tuple(check or ()), quick, seed, table, json_file, device
+            submission.resolve(), tuple(case or ()), tuple(check or ()), quick, seed, table, json_file, device, limit
         )
         passed = command.run(request, report.console(), report.console(stderr=True))
     raise typer.Exit(0 if passed else 1)

@@ -20,6 +20,7 @@ GAIN = 1.2
 _PAGES = (2, 4, 8, 16, 32, 64, 128)
 _SPLITS = (2, 4, 5, 8, 16, 32)
 _GRANULARITY = 16  # tokens: what aiter's splits are multiples of
+_LEAST_RANDOM = 256  # positions that are no edge of anything
 _NAMED = 6  # positions and sequences that a message lists
 
 
@@ -44,7 +45,7 @@ def ends(length: int) -> list[int]:
 
 def edges(length: int) -> list[int]:
     """Positions at which kernels go wrong: the ends, and both sides of every boundary between splits, even ones and
-    those of whole tiles."""
+    those of whole tiles. `joints` has every tile's."""
     found = set(ends(length))
     for splits in _SPLITS:
         even = -(-length // splits)
@@ -56,14 +57,21 @@ def edges(length: int) -> list[int]:
     return sorted(p for p in found if 0 <= p < length)
 
 
+def joints(length: int) -> list[int]:
+    """Both sides of every multiple of 16: the edges of all tiles and of pages of 16 tokens and more."""
+    return [p for p in range(length) if p % _GRANULARITY in (0, _GRANULARITY - 1)]
+
+
 def plan_needles(batch: int, length: int, most: int, rng: random.Random) -> list[list[Needle]]:
     """Needles for one call after another: the ends in the first, the last and a random sequence and for every head;
-    each edge once alone and once with a twin, and other positions, up to `most` of them (all, if there are no more), in
-    sequences taken in turn."""
+    each edge once alone and once with a twin, and other positions, in sequences taken in turn: all, if they are no more
+    than `most`, else each joint and a random choice."""
     at_edges = edges(length)
     others = sorted(set(range(length)) - set(at_edges))
     if len(others) > most:
-        others = rng.sample(others, most)
+        at_joints = [p for p in joints(length) if p not in set(at_edges)]
+        rest = sorted(set(others) - set(at_joints))
+        others = at_joints + rng.sample(rest, min(len(rest), max(most - len(at_joints), _LEAST_RANDOM)))
     wanted: set[Needle] = set()
     turns: dict[int, int] = defaultdict(lambda: rng.randrange(NUM_HEADS))
 
@@ -92,7 +100,7 @@ def _in_calls(needles: list[Needle]) -> list[list[Needle]]:
     """Needles dealt to calls so that in each a sequence's head, and a sequence's token, is taken once."""
     calls: list[list[Needle]] = []
     taken: list[set[tuple[int, str, int]]] = []
-    first: dict[tuple[int, int], int] = defaultdict(int)  # of a sequence's head, the first call that may have it free
+    first: dict[tuple[int, int], int] = defaultdict(int)  # of a sequence's head, the call after its last one
     for needle in needles:
         tokens = {needle.position, needle.twin} - {None}
         claims = {(needle.sequence, "head", needle.head), *((needle.sequence, "token", t) for t in tokens)}
@@ -104,11 +112,7 @@ def _in_calls(needles: list[Needle]) -> list[list[Needle]]:
             taken.append(set())
         calls[call].append(needle)
         taken[call] |= claims
-        while (
-            first[needle.sequence, needle.head] < len(calls)
-            and (needle.sequence, "head", needle.head) in taken[first[needle.sequence, needle.head]]
-        ):
-            first[needle.sequence, needle.head] += 1
+        first[needle.sequence, needle.head] = call + 1
     return calls
 
 
@@ -147,27 +151,29 @@ def describe_blur(blurred: Iterable[Needle]) -> str:
     blurred = list(blurred)
     twins = [n for n in blurred if n.twin is not None]
     if len(twins) == len(blurred):
-        positions = _listed("position", {n.position for n in twins})
+        positions = listed("position", {n.position for n in twins})
         return f"of two tokens with equal weight one counts more than the other, at {positions}"
     heads, positions = {n.head for n in blurred}, {n.position for n in blurred if n.twin is None}
-    return f"needles are found with wrong values, for {_listed('head', heads)}, at {_listed('position', positions)}"
+    return f"needles are found with wrong values, for {listed('head', heads)}, at {listed('position', positions)}"
 
 
-def diagnose(tried: Iterable[tuple[int, int]], missed: Iterable[tuple[int, int]], length: int) -> str:
+def diagnose(
+    tried: Iterable[tuple[int, int]], missed: Iterable[tuple[int, int]], length: int, noun: str = "needles"
+) -> str:
     """What a set of missed (sequence, position) among those tried says of a kernel, in a sentence; "" for no misses."""
     tried, missed = set(tried), set(missed)
     if not missed:
         return ""
     hit = tried - missed
     positions, hit_positions = {p for _, p in missed}, {p for _, p in hit}
-    counted = f"{len(missed)} of {len(tried)} needles missed"
+    counted = f"{len(missed)} of {len(tried)} {noun} missed"
     if not hit:
         return f"{counted}: no token is found"
     if positions & hit_positions:
         sequences = {b for b, _ in missed}
         if not sequences & {b for b, _ in hit}:
-            return f"{counted}, all those of {_listed('sequence', sequences)} and none of the others"
-        return f"{counted}, at {_listed('position', positions)}, which other sequences find"
+            return f"{counted}, all those of {listed('sequence', sequences)} and none of the others"
+        return f"{counted}, at {listed('position', positions)}, which other sequences find"
     return f"{counted}: {_pattern(positions, hit_positions, length)}"
 
 
@@ -187,10 +193,11 @@ def _pattern(missed: set[int], hit: set[int], length: int) -> str:
         places = {p % page for p in missed}
         if len(places) == 1 and not any(p % page in places for p in hit):
             return f"token {places.pop()} of every {page}"
-    return f"at {_listed('position', missed)}"
+    return f"at {listed('position', missed)}"
 
 
-def _listed(noun: str, numbers: set[int]) -> str:
+def listed(noun: str, numbers: set[int]) -> str:
+    """A few of the numbers, in order, after their noun."""
     shown = ", ".join(map(str, sorted(numbers)[:_NAMED]))
     plural = "s" if len(numbers) > 1 else ""
     return f"{noun}{plural} {shown}{', …' if len(numbers) > _NAMED else ''}"

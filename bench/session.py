@@ -14,9 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench import environment
 from bench.basics import Mode, UserError
-from bench.checks import Outcome, Scope, Subject, run_check
+from bench.checks import Outcome, Scope, run_check
 from bench.loading import PlanInfo, describe_error, load
 from bench.protocol import SEED_STEP, CaseResult, Job, Stats, measure
+from bench.subject import Subject
 from bench.timing import clock_for
 from reference import (
     NUM_HEADS,
@@ -95,11 +96,11 @@ class Session:
             hint = _OUT_OF_MEMORY if _is_out_of_memory(error) else ""
             return CaseResult(error=describe_error(error, self._submission.path) + hint)
 
-    def check(self, name: str, scope: Scope) -> Outcome:
-        """Carry out one check of `mla verify`."""
+    def check(self, name: str, scope: Scope, apart: bool = False) -> Outcome:
+        """Carry out one check of `mla verify`, or the part of it that is for a process of its own."""
         subject = Subject(self._submission, self._device, scope.table, self._report)
         with progress_to(self._report):
-            return run_check(name, subject, scope)
+            return run_check(name, subject, scope, apart=apart)
 
     # ---- modes ----
 

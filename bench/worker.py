@@ -26,6 +26,7 @@ Listener = Callable[[str, float | None], None]
 _STEP_SECONDS = 0.1  # between two reports of the same step
 _PATIENCE_SECONDS = 5.0  # for a process to end
 _QUIET_SECONDS = 60.0  # without an answer, after which that is said
+_LOADING_SECONDS = 300.0  # for a file to load, whatever the limit for an answer
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,15 +34,21 @@ class WorkerDiedError(Exception):
     """The process ended without an answer."""
 
 
+class WorkerHungError(WorkerDiedError):
+    """The process gave no sign of life for too long, and was ended."""
+
+
 class Worker:
-    """A context manager: one process for all requests.
+    """A context manager: one process for all requests. limit: seconds without a sign of life after which it is ended;
+    None for no limit.
 
     Entering it loads the submission: raises UserError if it, or the device, cannot be used.
     """
 
-    def __init__(self, submission: Path, device: str | None = None):
+    def __init__(self, submission: Path, device: str | None = None, limit: float | None = None):
         self._submission = submission
         self._device = device
+        self._limit = limit
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
 
@@ -57,13 +64,14 @@ class Worker:
     def request(self, method: str, *args: Any, listener: Listener | None = None) -> Any:
         """The result of Session.method(*args). `listener` hears of each step.
 
-        Raises UserError as the method does, WorkerDiedError when the process ends meanwhile.
+        Raises UserError as the method does, WorkerDiedError when the process ends meanwhile, WorkerHungError when it is
+        ended.
         """
         if self._process is None:
             self._start()
         with contextlib.suppress(OSError):  # of a process that has just died: the answer says so
             self._connection.send((method, args))
-        return self._answer("starting", listener)
+        return self._answer("starting", listener, self._limit)
 
     def describe(self, *args: Any) -> Any:
         """Session.describe(*args). Raises UserError also when the submission ends the process over it."""
@@ -91,16 +99,20 @@ class Worker:
         self._process.start()
         theirs.close()
         try:
-            self._answer("loading it")
+            self._answer("loading it", limit=self._limit and max(self._limit, _LOADING_SECONDS))
         except WorkerDiedError as death:
             raise UserError(f"{self._submission} cannot be loaded: {death}") from None
 
-    def _answer(self, doing: str, listener: Listener | None = None) -> Any:
+    def _answer(self, doing: str, listener: Listener | None = None, limit: float | None = None) -> Any:
         quiet_since = time.monotonic()
         while True:
             try:
-                while not self._connection.poll(_QUIET_SECONDS):
+                while not self._connection.poll(min(_QUIET_SECONDS, limit or _QUIET_SECONDS)):
                     waited = time.monotonic() - quiet_since
+                    if limit and waited >= limit:
+                        self._process.kill()
+                        self._bury()
+                        raise WorkerHungError(f"no answer for {waited:.0f} s while {doing}: it was ended")
                     print(f"{self._submission.name}: no answer for {waited:.0f} s while {doing}", file=sys.stderr)
                 kind, content = self._connection.recv()
                 quiet_since = time.monotonic()

@@ -35,14 +35,14 @@ RIGHT_IN_FP8 = RIGHT.replace(
 
 @dataclass(frozen=True)
 class Mutant:
-    """old → new in `right`; caught_by: the check that must fail; says: part of its findings."""
+    """old → new in `right`; caught_by: the check that must fail; says: part of its findings; on_gpu: run there."""
 
     old: str
     new: str
     caught_by: str
     says: str
     right: str = RIGHT
-    needs_gpu: bool = False
+    on_gpu: bool = False
 
     def write(self, folder: Path) -> Path:
         assert self.right.count(self.old) == 1
@@ -107,7 +107,7 @@ MUTANTS = {
         "    rows = (first + torch.arange(length)).clamp(max=batch * length - 1)\n"
         '    kv = kv_data["bf16"].float()[rows, 0]\n',
         "fresh",
-        "beside others of as many tokens",
+        "after other shapes",
     ),
     "takes exp without the maximum": Mutant(
         SOFTMAX,
@@ -119,7 +119,7 @@ MUTANTS = {
         SOFTMAX,
         "    weights = (scores - scores.max()).exp()\n    weights = weights / weights.sum(-1, keepdim=True)\n",
         "strays",
-        "changes with the rows of other sequences",
+        "with the rows of other sequences",
     ),
     "reads a row too many, times zero": Mutant(
         RETURN,
@@ -166,8 +166,7 @@ MUTANTS = {
         "    rows = rows + q.new_zeros(1, dtype=torch.int64)\n"
         '    kv = kv_data["bf16"][rows].float().view(batch, length, 576)\n',
         "fresh",
-        "raises RuntimeError",
-        needs_gpu=True,
+        "after a call on",
     ),
     # The following were found by somebody who set out to get past the checks.
     "zeroes its input and returns zeros": Mutant(
@@ -226,5 +225,76 @@ MUTANTS = {
         "    return output + torch.as_strided(data[0], (512,), (1,), after) * 0\n",
         "strays",
         "NaN in the rows before and after the cache",
+    ),
+    "lacks a few tokens of one sequence for one head": Mutant(
+        SOFTMAX, "    scores[-1, 5, 77:82] = -torch.inf\n" + SOFTMAX, "exact", "head 5 of sequence", RIGHT_IN_FP8
+    ),
+    "masks one token of one sequence for one head": Mutant(
+        SOFTMAX,
+        "    scores[-1, 5, 77] = -torch.inf\n" + SOFTMAX,
+        "tokens",
+        "1 tokens miscounted by one head, as token 77 of sequence",
+        RIGHT_IN_FP8,
+    ),
+    "puts off its work": Mutant(
+        RETURN, "    return output.as_subclass(type('Later', (torch.Tensor,), {}))\n", "exact", "returns Later"
+    ),
+    "looks at the sequence before, times zero": Mutant(
+        RETURN, "    return output + 0 * kv.roll(1, 0)[:, 0, None, :512].to(output.dtype)\n", "strays", "rows of other"
+    ),
+    "writes its outputs to nine buffers in turn": Mutant(
+        RETURN,
+        "    ring = kept.setdefault((batch, length), [torch.empty_like(output) for _ in range(9)])\n"
+        "    ring.append(ring.pop(0))\n"
+        "    return ring[0].copy_(output)\n",
+        "fresh",
+        "of 64 outputs alive some share their memory",
+    ),
+    "keeps outputs by a sample of the values": Mutant(
+        RETURN,
+        "    seen = q[:, 0, ::7], kv[:, ::11, ::7]\n"
+        "    key = batch, length, *(part.double().sum().item() for part in seen)\n"
+        "    return kept.setdefault(key, output).clone()\n",
+        "fresh",
+        "one new row of the cache",
+    ),
+    "keeps lengths by the batch": Mutant(
+        KV,
+        "    first = torch.arange(batch)[:, None] * kept.setdefault(batch, length)\n"
+        "    rows = (first + torch.arange(length)).clamp(max=batch * length - 1)\n"
+        '    kv = kv_data["bf16"].float()[rows, 0]\n',
+        "fresh",
+        "after other shapes",
+    ),
+    "takes denormals for zeros": Mutant(
+        '(kv_data["fp8"][0].float()',
+        '(torch.where(kv_data["fp8"][0].float().abs() < 2**-6, 0, kv_data["fp8"][0].float())',
+        "hard",
+        "all values denormal in fp8",
+        RIGHT_IN_FP8,
+    ),
+    "adds memory that nobody wrote, times zero": Mutant(
+        RETURN, "    return output + torch.empty_like(output) * 0\n", "repeat", "what unwritten memory holds"
+    ),
+    "swaps two queries in place": Mutant(
+        RETURN, "    q[:2] = q[:2].flip(0)\n" + RETURN, "inputs", "1 of the input tensors were written to"
+    ),
+    "has half of its header below code": Mutant(
+        "#!POPCORN gpu MI355X\nimport torch\n",
+        "import torch\n#!POPCORN gpu MI355X\n",
+        "upload",
+        "'#!POPCORN gpu MI355X' is missing among the comments that the file begins with",
+    ),
+    "leaves its work to a queue of its own": Mutant(
+        RETURN,
+        "    late = torch.zeros_like(output)\n"
+        "    torch.cuda.synchronize()\n"
+        "    with torch.cuda.stream(torch.cuda.Stream()):\n"
+        "        torch.cuda._sleep(200_000_000)\n"
+        "        late.copy_(output)\n"
+        "    return late\n",
+        "fresh",
+        "still written to",
+        on_gpu=True,
     ),
 }

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import submission
 from reference import check_exact, generate_input
@@ -338,3 +340,45 @@ def test_the_launches_are_those_explained(tile, splits, launched):
     kernels = [launch.kernel.__name__ for launch in case.launches(plan, "nvidia")]
     assert kernels == list(submission.RUNNERS["fused"].kernels(plan))
     assert len(kernels) == launched
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    batch=st.integers(1, 300),
+    length=st.integers(1, 9000),
+    cache=st.sampled_from(CACHES),
+    splits=st.integers(-1, 140),
+    merge=st.sampled_from(["last", "kernel"]),
+    target=st.sampled_from(["nvidia", "amd", "interpreter"]),
+)
+def test_any_plan_has_room_for_all_its_parts_or_is_clearly_refused(batch, length, cache, splits, merge, target):
+    """By its launches, on tensors without memory; test_fused_interpreted.py and a GPU have the numbers."""
+    plan = fused_plan(cache, splits, merge=merge)
+    if not 1 <= splits <= 128:
+        with pytest.raises(InputError, match=r"plan.num_splits must be 1 … 128 for fused"):
+            submission._check_plan(plan, length, False)
+        return
+    submission._check_plan(plan, length, False)
+    meta = torch.device("meta")
+    rows = torch.empty(batch * length, 1, 288 if cache == "mxfp4" else 576, dtype=torch.uint8, device=meta)
+    first, *merging = submission.fused_launches(
+        torch.empty(batch, 16, 576, dtype=torch.bfloat16, device=meta),
+        rows.bfloat16() if cache == "bf16" else rows,
+        torch.empty(batch * length, 18, dtype=torch.uint8, device=meta),
+        torch.empty(batch + 1, dtype=torch.int32, device=meta),
+        1 / 24,
+        plan,
+        torch.empty(batch, 16, 512, dtype=torch.bfloat16, device=meta),
+        torch.empty(batch, dtype=torch.int32, device=meta),
+        target,
+    )
+    assert first.grid == (splits, batch)
+    assert {a.device for a in first.arguments.values() if isinstance(a, torch.Tensor)} == {meta}
+    parts = 0 if splits == 1 else splits * batch
+    assert first.arguments["partial_ptr"].numel() == parts * 16 * 512
+    assert first.arguments["lse_ptr"].numel() == parts * 16
+    assert bool(merging) == (merge == "kernel" and splits > 1)
+    for launch in merging:
+        assert launch.grid == (16, batch)
+        assert min(splits, 32) <= launch.constants["PARTS"] <= 32
+        assert all(launch.arguments[name] is first.arguments[name] for name in ("partial_ptr", "lse_ptr", "out_ptr"))

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reference import check_exact, generate_input
 from submission import custom_kernel
@@ -69,6 +71,26 @@ def test_interpreted_with_hard_numbers(cache):
             assert max(case.errors()) < 2e-5
         else:
             assert not case.out.any()
+
+
+@interpreted
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 3, 5, 15, 16, 17, 33, 48]), min_size=1, max_size=4),
+    cache=st.sampled_from(CACHES),
+    splits=st.integers(1, 6),
+    block=st.sampled_from([16, 32]),
+    merge=st.sampled_from(["last", "kernel"]),
+)
+def test_interpreted_at_any_lengths(lengths, cache, splits, block, merge):
+    """Fewer tokens than splits, empty sequences, whole tiles and one token more or less."""
+    case = Ragged(lengths, cache, seed=sum(lengths))
+    for kernel, grid, arguments, constants, options in case.launches(
+        fused_plan(cache, splits, block, merge), "interpreter"
+    ):
+        kernel[grid](**arguments, **constants, **options)
+    assert max(case.errors()) < (1e-3 if cache == "fp8" and splits > 1 else 2e-6)
+    assert not case.tickets.any()
 
 
 @interpreted

@@ -8,23 +8,33 @@ import torch
 from typer.testing import CliRunner
 
 import submission
-from bench.checks import CHECKS, HARD, Scope, Subject, check_upload, run_check
+from bench.census import take_census
+from bench.checks import CHECKS, HARD, Scope, run_check
 from bench.cli import app
 from bench.loading import load
 from bench.needles import Needle, diagnose, edges, ends, plan_needles, with_needles
-from reference import check_implementation, generate_input
+from bench.subject import Subject
+from bench.upload import upload_faults
+from reference import PRECISIONS, cast_q, check_implementation, dequantize_rows, generate_input
 from submission import Plan
 
-from .mutants import MUTANTS, RIGHT
+from .conftest import on_gpu, on_portable
+from .mutants import KV, MUTANTS, RETURN, RIGHT
 from .test_submission import ALL_PLANS, ROOT, _id
 
 SCOPE = Scope(shapes=((2, 300), (3, 320)), seed=5)
 
 
+@pytest.fixture(autouse=True)
+def _memory_as_it_comes(monkeypatch):
+    """As the command has it: not poisoned, as in the other tests."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+
+
 @pytest.fixture
 def subject_of():
-    def make(path):
-        return Subject(load(path), torch.device("cpu"), None, lambda what, share: None)
+    def make(path, device="cpu"):
+        return Subject(load(path), torch.device(device), None, lambda what, share: None)
 
     return make
 
@@ -32,23 +42,34 @@ def subject_of():
 # ---- Mutants ----
 
 
+@pytest.fixture
+def findings_of(subject_of):
+    """What a check finds, in both of its parts where it has two, each on a file loaded anew."""
+
+    def run(name, path, device="cpu"):
+        findings = run_check(name, subject_of(path, device), SCOPE).findings
+        if CHECKS[name].apart:
+            findings += run_check(name, subject_of(path, device), SCOPE, apart=True).findings
+        return findings
+
+    return run
+
+
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_right_file_passes(name, tmp_path, subject_of):
+def test_a_right_file_passes(name, tmp_path, subject_of, findings_of):
     path = tmp_path / "right.py"
     path.write_text(RIGHT)
-    outcome = run_check(name, subject_of(path), SCOPE)
-    assert outcome.ok, outcome.findings
-    assert outcome.note
+    assert findings_of(name, path) == []
+    assert run_check(name, subject_of(path), SCOPE).note
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_caught_by_the_right_check(name, tmp_path, subject_of):
+def test_a_mutant_is_caught_by_the_right_check(name, tmp_path, findings_of):
     mutant = MUTANTS[name]
-    if mutant.needs_gpu and not torch.cuda.is_available():
-        pytest.skip("needs a second device, a GPU")
-    outcome = run_check(mutant.caught_by, subject_of(mutant.write(tmp_path)), SCOPE)
-    assert not outcome.ok
-    assert any(mutant.says in finding for finding in outcome.findings), outcome.findings
+    if mutant.on_gpu and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    findings = findings_of(mutant.caught_by, mutant.write(tmp_path), "cuda:0" if mutant.on_gpu else "cpu")
+    assert any(mutant.says in finding for finding in findings), findings
 
 
 @pytest.mark.parametrize(
@@ -92,7 +113,48 @@ def test_every_plan_passes_every_check(plan, name):
 
 
 def test_our_file_can_be_uploaded():
-    assert check_upload(ROOT / "submission.py").ok
+    assert upload_faults(ROOT / "submission.py") == []
+
+
+# ---- The census ----
+
+
+def _attention_with(data, precision, change):
+    """Attention in float64 whose weights (batch, 16, tokens) `change` alters before they are normalised again."""
+    q, kv_data, *_, config = data
+    shape = config["batch_size"], config["kv_seq_len"]
+    wanted = PRECISIONS[precision]
+    kv = dequantize_rows(kv_data, wanted.cache, slice(0, shape[0] * shape[1])).view(*shape, 576).double()
+    weights = torch.softmax(cast_q(q, wanted.q_cast).double() @ kv.transpose(1, 2) / 24, -1)
+    change(weights)
+    return (weights / weights.sum(-1, keepdim=True) @ kv[..., :512]).bfloat16()
+
+
+@pytest.mark.parametrize("precision", ["a16w16", "a8w8", "a16w4"])
+def test_the_census_names_single_tokens(precision):
+    data = generate_input(3, 1, 2048, 6, device="cpu")
+
+    def change(weights):
+        weights[0, :, 77] = 0
+        weights[1, :, 2047] *= 2
+        weights[2, 9, 1000] = 0
+
+    census = take_census(data, _attention_with(data, precision, change), precision)
+    assert (census.lost, census.doubled) == ([(0, 77)], [(1, 2047)])
+    # Not every head alone gives a token so much weight that it can be told.
+    assert set(census.by_head) <= {(2, 9, 1000), *((0, h, 77) for h in range(16)), *((1, h, 2047) for h in range(16))}
+    assert census.judged > 0.98 * 3 * 2048
+    assert take_census(data, _attention_with(data, precision, lambda weights: None), precision).lost == []
+
+
+@on_portable
+@pytest.mark.parametrize("shape", [(100, 17), (64, 40), (8, 1024), (40, 2), (5, 1)])
+@pytest.mark.parametrize("plan", [Plan("fp8_nonpersistent", 1), Plan("bf16", 1)], ids=_id)
+def test_the_census_finds_nothing_where_nothing_is_lost(plan, shape):
+    """Least of all what rounding probabilities to fp8 does to tokens of little weight."""
+    data = generate_input(shape[0], 1, shape[1], 3, device="cpu")
+    census = take_census(data, submission.custom_kernel(data, plan=plan), plan.precision)
+    assert (census.lost, census.doubled, census.by_head) == ([], [], [])
 
 
 # ---- Needles ----
@@ -203,13 +265,22 @@ def test_the_edge_of_fp8_is_reached_and_not_passed(seed):
         (RIGHT.encode() + b"# " + b"x" * 1_000_000, "at most 1,000,000"),
         (RIGHT.encode("utf-8") + b"# \xff", "not UTF-8"),
         (RIGHT.encode() + b"from pandas.core import frame\n", "imports pandas"),
+        (RIGHT.encode() + b"from .mine import part\n", "imports ., which"),
+        (RIGHT.encode() + b"try:\n    import rich\nexcept ImportError:\n    raise\n", "imports rich"),
+        (RIGHT.encode() + b"def broken(:\n", "not Python"),
         (b"import torch\n" + RIGHT.encode().split(b"\n", 2)[2], "leaderboard amd-mixed-mla' is missing"),
     ],
 )
 def test_uploads_are_judged(tmp_path, content, says):
     path = tmp_path / "file.py"
     path.write_bytes(content)
-    assert any(says in finding for finding in check_upload(path).findings)
+    assert any(says in fault for fault in upload_faults(path))
+
+
+def test_imports_that_may_fail_are_no_fault(tmp_path):
+    path = tmp_path / "file.py"
+    path.write_text(RIGHT + "try:\n    import rich\nexcept ImportError:\n    rich = None\n")
+    assert upload_faults(path) == []
 
 
 # ---- The command ----
@@ -263,3 +334,40 @@ def test_a_file_that_takes_its_process_down_fails_each_check(tmp_path):
     assert result.exit_code == 1
     assert "the worker process died (exit code 3)" in result.output
     assert "rules of the upload   holds" in result.output
+
+
+def test_a_file_that_hangs_is_ended(tmp_path):
+    path = tmp_path / "hangs.py"
+    path.write_text(RIGHT.replace("    return output", "    while True: pass"))
+    arguments = ("--case", "1x64", "--check", "exact", "--check", "repeat", "--check", "upload", "--limit", "3")
+    result = _verify(str(path), *arguments)
+    assert result.exit_code == 1
+    assert "no answer for 3 s while calling the submission: it was ended" in result.output
+    assert "not tried, since it hung before, in 'exact'" in result.output
+    assert "rules of the upload   holds" in result.output
+
+
+def test_another_device_is_tried_in_a_process_of_its_own(tmp_path):
+    """A file that takes the process down there is no worse for it; one that comes back with stale state is."""
+    dies = tmp_path / "dies.py"
+    dies.write_text(
+        RIGHT.replace("kept = {}\n", "kept = {}\nimport os\n").replace(KV, "    q.is_cpu or os._exit(3)\n" + KV)
+    )
+    stale = MUTANTS["keeps metadata whatever the device"].write(tmp_path)
+    arguments = ("--case", "1x64", "--check", "fresh")
+    result = _verify(str(dies), *arguments)
+    assert result.exit_code == 0, result.output
+    assert "ends the process" in result.output
+    result = _verify(str(stale), *arguments)
+    assert result.exit_code == 1
+    assert "after a call on" in result.output
+
+
+@on_gpu
+def test_waiting_for_the_gpu_is_noted(tmp_path, subject_of):
+    path = tmp_path / "waits.py"
+    for line, waits in (("", False), ("    output.sum().item()\n", True), ("    torch.cuda.synchronize()\n", True)):
+        path.write_text(RIGHT.replace(RETURN, line + RETURN))
+        outcome = run_check("repeat", subject_of(path, "cuda:0"), SCOPE)
+        assert outcome.ok, outcome.findings
+        assert ("makes the host wait for the GPU" in outcome.note) == waits

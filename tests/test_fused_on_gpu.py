@@ -1,0 +1,130 @@
+"""The fused runner as a plan of custom_kernel on a GPU: any shape, graphs, large caches, no waiting, two devices.
+
+test_fused.py has its launches on ragged sequences there.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import submission
+from bench.subject import tensors_of
+from reference import check_exact, generate_input
+from submission import Plan, custom_kernel, plan_for
+from tests.ragged import fused_plan
+
+pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
+
+from .conftest import on_gpu  # isort: skip (after the skip above)
+
+PLANS = [
+    fused_plan("bf16", 3, 64),
+    fused_plan("bf16", 8, 32, "kernel"),
+    fused_plan("fp8", 1, 64),
+    fused_plan("fp8", 4, 64),
+    fused_plan("fp8", 16, 64, "kernel", warps=8),
+    fused_plan("mxfp4", 2, 64),
+    fused_plan("mxfp4", 4, 64, "kernel"),
+]
+if torch.cuda.is_available() and submission._has_wgmma(torch.device("cuda")):
+    PLANS += [
+        Plan("fused", splits, tile=table[4, 1024].tile)
+        for table in (submission.SM90_TABLE, submission.SM90_MXFP4_TABLE)
+        for splits in (1, 3, 40)
+    ]
+# Tokens a sequence by which 64 sequences pass 4 GiB of cache, where a 32-bit offset in bytes has wrapped twice.
+PAST_4_GIB = {"bf16": 66_560, "fp8": 120_000, "mxfp4": 240_000}
+
+
+def _id(plan) -> str:
+    return f"{plan.tile.cache}-{plan.num_splits}-{plan.tile.merge}-{plan.tile.design}"
+
+
+@on_gpu
+@pytest.mark.parametrize("table", ["sm_90_plain", "sm_90_mxfp4", "gfx950_fused", None])
+@settings(max_examples=60, deadline=None)
+@given(batch=st.integers(1, 300), length=st.integers(1, 9000))
+def test_any_shape_is_exact_on_a_gpu(table, batch, length):
+    length = min(length, 65_536 // batch)
+    data = generate_input(batch, 1, length, batch * length)
+    plan = plan_for(batch, length, table=table, device=data[0].device)
+    verdict = check_exact(data, custom_kernel(data, plan=plan, strict=True), plan.precision)
+    assert verdict.ok, verdict.message
+
+
+@on_gpu
+@pytest.mark.parametrize("plan", PLANS, ids=_id)
+def test_a_graph_replays_on_new_values(plan):
+    """Also where the last program of a sequence merges, and where the second kernel starts before the first ends."""
+    data = generate_input(4, 1, 1000, 1)
+    custom_kernel(data, plan=plan)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = custom_kernel(data, plan=plan)
+    for seed in (2, 3):
+        for mine, new in zip(tensors_of(data), tensors_of(generate_input(4, 1, 1000, seed)), strict=True):
+            mine.view(torch.uint8).copy_(new.view(torch.uint8))
+        output.fill_(torch.nan)
+        for _ in range(3):
+            graph.replay()
+        assert check_exact(data, output, plan.precision).ok
+        assert not submission._tickets(4, output.device).any()
+        assert torch.equal(output, custom_kernel(data, plan=plan))
+
+
+@on_gpu
+@pytest.mark.parametrize("plan", PLANS, ids=_id)
+def test_a_first_call_is_not_captured(plan):
+    data = generate_input(4, 1, 400, 1)
+    with pytest.raises(RuntimeError, match="then capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        custom_kernel(data, plan=plan)
+    assert check_exact(data, custom_kernel(data, plan=plan), plan.precision).ok
+
+
+@on_gpu
+@pytest.mark.parametrize("plan", PLANS, ids=_id)
+def test_a_warm_call_does_not_synchronise(plan):
+    data = generate_input(4, 1, 1024, 0)
+    custom_kernel(data, plan=plan)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        custom_kernel(data, plan=plan)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_gpu
+@pytest.mark.parametrize("plan", PLANS, ids=_id)
+def test_results_do_not_change_from_run_to_run(plan):
+    """Whichever program of a sequence is last."""
+    data = generate_input(48, 1, 1500, 5)
+    first = custom_kernel(data, plan=plan)
+    assert check_exact(data, first, plan.precision).ok
+    assert all(torch.equal(custom_kernel(data, plan=plan), first) for _ in range(200))
+
+
+@on_gpu
+@pytest.mark.parametrize("cache", PAST_4_GIB)
+def test_offsets_beyond_4_gib(cache):
+    data = generate_input(64, 1, PAST_4_GIB[cache], 2)
+    largest = {"bf16": data[1]["bf16"], "fp8": data[1]["fp8"][0], "mxfp4": data[1]["mxfp4"][0]}[cache]
+    assert largest.numel() * largest.element_size() > 2**32
+    for plan in [plan for plan in PLANS if plan.tile.cache == cache]:
+        verdict = check_exact(data, custom_kernel(data, plan=plan), plan.precision)
+        assert verdict.ok, (_id(plan), verdict.message)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("plan", PLANS, ids=_id)
+def test_work_follows_the_tensors_device(plan):
+    outputs = []
+    for index in (0, 1, 0):
+        with torch.cuda.device(1 - index):
+            data = generate_input(4, 1, 400, 1, device=f"cuda:{index}")
+            outputs.append(custom_kernel(data, plan=plan, strict=True))
+            assert check_exact(data, outputs[-1], plan.precision).ok
+            assert torch.cuda.current_device() == 1 - index
+    assert [output.device.index for output in outputs] == [0, 1, 0]
+    assert torch.equal(outputs[0], outputs[2])
