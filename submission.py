@@ -152,6 +152,7 @@ def _with_tile(table: Table, **changes: object) -> Table:
 
 # The same with the mxfp4 cache, whose error is another: a choice, no default.
 SM90_MXFP4_TABLE: Table = _with_tile(SM90_TABLE, cache="mxfp4")
+SM90_MXFP4_TABLE[64, 1024] = replace(SM90_MXFP4_TABLE[64, 1024], num_splits=4)
 
 # The fused kernel on an MI355X: a candidate that nobody has timed there. About 256 programs, one a compute unit.
 GFX950_FUSED_TABLE: Table = {
@@ -1035,7 +1036,8 @@ def _fused_kernel(
 # too few for large logits.
 #
 # mxfp4: a token's largest scale is taken out, and multiplied into its scores and its weight; what is left of each scale
-# is multiplied into the elements. So a block is exact down to 2^-24 of the token's largest, and then fades to zero.
+# is multiplied into the elements. So a block is exact down to 2^-24 of the token's largest, and then fades to zero; and
+# so do scales below 2^-124.
 
 _gluon_jit = gluon.jit if hasattr(hopper, "mma_v2") else lambda function: function
 _constexpr_function = getattr(triton, "constexpr_function", lambda function: function)
@@ -1108,27 +1110,28 @@ def _unpack_fp4(x, scale):
 
 
 @_constexpr_function
-def _scale_layout(blocks, keys):
+def _scale_layout(blocks, tokens, keys):
     """How threads hold scales, so that 8 columns each make an operand of wgmma: (64 tokens, blocks, 8 columns); or 8
-    rows each one of mma: (8 blocks, 8 rows, 64 tokens)."""
+    rows each one of mma: (8 blocks, 8 rows, tokens)."""
     if keys:
         more = [[0, 1 << i, 0] for i in range(blocks.bit_length() - 1)]
         lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
         warps = [[16, 0, 0], [32, 0, 0]]
-        return gl.DistributedLinearLayout([[0, 0, 1], [8, 0, 0], *more], lanes, warps, [], [64, blocks, 8])
-    registers = [[0, 0, 1], [1, 0, 0], [0, 0, 8], [0, 0, 16], [0, 0, 32]]
+        return gl.DistributedLinearLayout([[0, 0, 1], [8, 0, 0], *more], lanes, warps, [], [tokens, blocks, 8])
+    registers = [[0, 0, 1], [1, 0, 0], *([0, 0, 8 << i] for i in range(tokens.bit_length() - 4))]
     lanes = [[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[2, 0, 0], [4, 0, 0]], [], [blocks, 8, 64])
+    return gl.DistributedLinearLayout(registers, lanes, [[2, 0, 0], [4, 0, 0]], [], [blocks, 8, tokens])
 
 
 @_gluon_jit
 def _spread_scales(scales_s, KEYS: constexpr, OPERAND: constexpr):
-    """(64 tokens, blocks) to (64, 8 × blocks) if KEYS, else (blocks, 64 tokens) to (8 × blocks, 64); float16."""
-    BLOCKS: constexpr = scales_s.shape[1 if KEYS else 0]
+    """(64 tokens, blocks) to (64, 8 × blocks) if KEYS, else (8 blocks, tokens) to (64, tokens); float16."""
     AXIS: constexpr = 2 if KEYS else 1
-    SHAPE: constexpr = [64, BLOCKS, 8] if KEYS else [BLOCKS, 8, 64]
-    WHOLE: constexpr = [64, BLOCKS * 8] if KEYS else [BLOCKS * 8, 64]
-    LAYOUT: constexpr = _scale_layout(BLOCKS, KEYS)
+    BLOCKS: constexpr = scales_s.shape[1 if KEYS else 0]
+    TOKENS: constexpr = scales_s.shape[0 if KEYS else 1]
+    SHAPE: constexpr = [TOKENS, BLOCKS, 8] if KEYS else [BLOCKS, 8, TOKENS]
+    WHOLE: constexpr = [TOKENS, BLOCKS * 8] if KEYS else [BLOCKS * 8, TOKENS]
+    LAYOUT: constexpr = _scale_layout(BLOCKS, TOKENS, KEYS)
     scales = gl.expand_dims(scales_s.load(gl.SliceLayout(AXIS, LAYOUT)), AXIS)
     spread = gl.broadcast(scales, gl.full(SHAPE, 0.0, gl.float16, LAYOUT))[0]
     return gl.convert_layout(gl.reshape(spread, WHOLE), OPERAND, assert_trivial=True)
@@ -1154,12 +1157,16 @@ def _add_products(scores, tile_s, groups_s, scales_s, FIRST: constexpr, LENGTH: 
 def _scores(tile_s, rest_s, groups_s, rest_groups_s, scales_s, rest_scales_s, LAYOUT: constexpr):
     """Keys times query, (64 tokens, 16 heads) float32, in two sums by turns: few registers are in use at once."""
     GROUPS: constexpr = groups_s.shape[0]
-    PART: constexpr = tile_s.shape[1] // 4
+    PARTS: constexpr = 2 * GROUPS
+    PART: constexpr = tile_s.shape[1] // PARTS
     zeros = gl.full([64, 16], 0.0, gl.float32, LAYOUT)
     a = _add_products(zeros, tile_s, groups_s, scales_s, 0, PART)
     b = _add_products(zeros, tile_s, groups_s, scales_s, PART, PART)
-    a = _add_products(hopper.warpgroup_mma_wait(GROUPS, [a]), tile_s, groups_s, scales_s, 2 * PART, PART)
-    b = _add_products(hopper.warpgroup_mma_wait(GROUPS, [b]), tile_s, groups_s, scales_s, 3 * PART, PART)
+    for i in gl.static_range(2, PARTS, 2):
+        a = hopper.warpgroup_mma_wait(GROUPS, [a])
+        a = _add_products(a, tile_s, groups_s, scales_s, i * PART, PART)
+        b = hopper.warpgroup_mma_wait(GROUPS, [b])
+        b = _add_products(b, tile_s, groups_s, scales_s, (i + 1) * PART, PART)
     a = hopper.warpgroup_mma_wait(GROUPS, [a])
     a = _add_products(a, rest_s, rest_groups_s, rest_scales_s, 0, rest_s.shape[1])
     a, b = hopper.warpgroup_mma_wait(0, [a, b])
@@ -1231,6 +1238,7 @@ def _wgmma_kernel(
     SCORES: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])  # tokens × heads
     SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
     VALUES: constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    SOME: constexpr = 128 // GROUPS  # tokens whose values are unpacked at once
     QUERY: constexpr = gl.BlockedLayout([1, 16], [1, 32], [4, 1], [1, 0])
     REST_QUERY: constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     CODES: constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
@@ -1299,6 +1307,9 @@ def _wgmma_kernel(
         if GROUPS == 4:
             some, others = codes.to(gl.int32), rest_codes.to(gl.int32)
             largest = gl.maximum(gl.max(some, 1), gl.convert_layout(gl.max(others, 1), gl.SliceLayout(1, CODES)))
+            largest = gl.maximum(
+                largest, 27
+            )  # 2^-100: zeros have the least code, which would bring the sum to infinity
             below = _below(largest, some)
             scales_s.store(below)
             value_scales_s.permute([1, 0]).store(below)
@@ -1314,7 +1325,7 @@ def _wgmma_kernel(
         # heavy: log2 of what a value weighs, its token's largest scale included.
         if GROUPS == 4:
             code = largest_s.load(gl.SliceLayout(1, SCORES))
-            halved = gl.where(code < 2, 0x00200000 << code, (code - 1) << 23).to(gl.float32, bitcast=True)
+            halved = ((code - 1) << 23).to(gl.float32, bitcast=True)
             scores = scores * halved[:, None] * to_log2[None, :]
             scores = gl.where((tokens < count - at)[:, None], scores, float("-inf"))
             heavy = scores + (code - 127).to(gl.float32)[:, None]
@@ -1329,17 +1340,22 @@ def _wgmma_kernel(
         weights_s.store(weights.to(gl.float16))
         fade = gl.convert_layout(fade, gl.SliceLayout(0, SUMS))[None, :]
         _barrier()
-        shared_weights = weights_s.load(gl.DotOperandLayout(1, SUMS, 2))
-        faded = ()
-        for i in gl.static_range(8 // GROUPS):
-            values = tile_s.slice(i * 64, 64, 1).permute([1, 0]).load(VALUES)
-            if GROUPS == 2:
-                parts = _unpack_fp8(values, False)
-            else:
-                parts = _unpack_fp4(values, _spread_scales(value_scales_s.slice(i * 8, 8, 0), False, VALUES))
-            for g in gl.static_range(GROUPS):
-                faded = faded + (hopper.mma_v2(parts[g], shared_weights, sums[GROUPS * i + g] * fade),)
-        sums = faded
+        for g in gl.static_range(8):
+            sums = sums[:g] + (sums[g] * fade,) + sums[g + 1 :]
+        for i in gl.static_range(0, 64, SOME):
+            some_weights = weights_s.slice(i, SOME).load(gl.DotOperandLayout(1, SUMS, 2))
+            some_s = tile_s.slice(i, SOME)
+            some_scales_s = value_scales_s.slice(i, SOME, 1)
+            added = ()
+            for j in gl.static_range(8 // GROUPS):
+                values = some_s.slice(j * 64, 64, 1).permute([1, 0]).load(VALUES)
+                if GROUPS == 2:
+                    parts = _unpack_fp8(values, False)
+                else:
+                    parts = _unpack_fp4(values, _spread_scales(some_scales_s.slice(j * 8, 8), False, VALUES))
+                for g in gl.static_range(GROUPS):
+                    added = added + (hopper.mma_v2(parts[g], some_weights, sums[GROUPS * j + g]),)
+            sums = added
         _barrier()
         _load_rows(tile_s, tile_ptr, count - at - STAGES * 64, 0, ROW)
         _load_rows(rest_s, tile_ptr, count - at - STAGES * 64, WIDTH, ROW)

@@ -24,8 +24,8 @@ _BENCHMARK_SHAPES = [(case["batchsize"], case["kvseqlen"]) for case in BENCHMARK
 
 QUICK_TOKENS = 300_000  # --quick leaves out larger shapes
 # A shape of at most this many tokens is called many times over, with --quick and without.
-REPEATED_TOKENS = {True: 70_000, False: QUICK_TOKENS}
-QUICK_NEEDLES = 1000  # positions a shape besides the edges, with --quick
+REPEATED_TOKENS = {True: 40_000, False: QUICK_TOKENS}
+QUICK_NEEDLES = 400  # positions a shape besides the edges, with --quick
 REPEATS = 20
 ALIVE = 64  # outputs kept at a time: a buffer for each in turn must be longer than that
 STILL = 0.002  # relative L2 by which an output may move without a reason: a kernel that is not deterministic

@@ -110,7 +110,7 @@ def verify(
     ] = PROJECT_SUBMISSION,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Leave out shapes above 300,000 tokens, and look for 1,000 needles a shape."),
+        typer.Option("--quick", help="Leave out shapes above 300,000 tokens, and look for 400 needles a shape."),
     ] = False,
     case: Annotated[
         list[str] | None,

