@@ -17,7 +17,7 @@ from bench.census import take_census
 from bench.needles import Needle, describe_blur, diagnose, listed, plan_needles, with_needles
 from bench.subject import Shape, Subject, SubmissionFaultError, count, label, tensors_of
 from bench.upload import upload_faults
-from reference import NUM_HEADS, PRECISIONS, exact_attention, pack_input, relative_l2
+from reference import NUM_HEADS, PRECISIONS, ExactVerdict, exact_attention, pack_input, relative_l2
 from task import BENCHMARKS, input_t, output_t
 
 _BENCHMARK_SHAPES = [(case["batchsize"], case["kvseqlen"]) for case in BENCHMARKS]
@@ -26,6 +26,7 @@ QUICK_TOKENS = 300_000  # --quick leaves out larger shapes
 # A shape of at most this many tokens is called many times over, with --quick and without.
 REPEATED_TOKENS = {True: 40_000, False: QUICK_TOKENS}
 QUICK_NEEDLES = 400  # positions a shape besides the edges, with --quick
+QUICK_LARGE_CALLS = 8  # with needles, on the larger shapes, with --quick: the census covers their tokens
 REPEATS = 20
 ALIVE = 64  # outputs kept at a time: a buffer for each in turn must be longer than that
 STILL = 0.002  # relative L2 by which an output may move without a reason: a kernel that is not deterministic
@@ -76,9 +77,7 @@ class Outcome:
 def exact(subject: Subject, scope: Scope) -> Outcome:
     outcome, worst, formats = Outcome(), 0.0, set()
     for i, shape in enumerate(scope.shapes):
-        data = subject.draw(shape, scope.seed + i)
-        output = subject.call(data)
-        verdict = subject.judge(data, output)
+        data, output, verdict = _judged(subject, shape, scope.seed + i)
         worst = max(worst, verdict.kernel_error)
         if verdict.ok:
             formats.add(verdict.precision)
@@ -93,6 +92,21 @@ def exact(subject: Subject, scope: Scope) -> Outcome:
     read = f", reads as {', '.join(sorted(formats))}" if formats else ""
     outcome.note = f"{count(scope.shapes)}, worst gate A {worst:.4f}{read}"
     return outcome
+
+
+def _judged(subject: Subject, shape: Shape, seed: int) -> tuple[input_t, output_t, ExactVerdict]:
+    """Fresh data, an output and what both gates say of it.
+
+    Rounding the cache to fp8 alone moves one sequence in some ten thousand of 1024 tokens past gate B's budget: where
+    gate A holds and gate B does not, another draw decides.
+    """
+    for draw in range(2):
+        data = subject.draw(shape, seed + 1000 * draw)
+        output = subject.call(data)
+        verdict = subject.judge(data, output)
+        if verdict.ok or not subject.judge(data, output, standard_normal=False).ok:
+            break
+    return data, output, verdict
 
 
 def _heads_off(output: output_t, truth: torch.Tensor, precision: str) -> list[str]:
@@ -127,9 +141,11 @@ def every_token(subject: Subject, scope: Scope) -> Outcome:
         batch, length = shape
         rng = random.Random(scope.seed + length)
         calls = plan_needles(batch, length, QUICK_NEEDLES if scope.quick else length, rng)
+        if scope.quick and shape in scope.large:
+            calls = rng.sample(calls, min(len(calls), QUICK_LARGE_CALLS))
         base = subject.draw(shape, scope.seed)
         output = subject.call(base)
-        verdict = subject.judge(base, output)
+        verdict = subject.judge(base, output, standard_normal=False)
         precision = verdict.precision if verdict.ok else subject.precision(shape) or "a16w16"
         if verdict.ok:
             subject.report(f"counting all tokens, {label(shape)}", None)
@@ -308,7 +324,7 @@ def fresh_work(subject: Subject, scope: Scope) -> Outcome:
 
 
 def _wrong(subject: Subject, data: input_t, output: output_t, when: str) -> list[str]:
-    verdict = subject.judge(data, output)
+    verdict = subject.judge(data, output, standard_normal=False)
     return [] if verdict.ok else [f"{when}: {verdict.message}"]
 
 
