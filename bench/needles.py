@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from reference import NUM_HEADS, pack_input
+from reference import NUM_HEADS, QK_HEAD_DIM, quantize_fp8, quantize_mxfp4
 from task import input_t
 
 # A query's squared length is about 576: a needle's logit is about 29, that of all other tokens together about 10.
@@ -116,10 +116,10 @@ def _in_calls(needles: list[Needle]) -> list[list[Needle]]:
     return calls
 
 
-def with_needles(q: torch.Tensor, kv: torch.Tensor, batch: int, needles: Iterable[Needle]) -> input_t:
-    """The input for q (batch, 16, 576) and cache kv (total_kv, 1, 576), the needles' rows replaced."""
-    length = kv.shape[0] // batch
-    kv = kv.clone()
+def with_needles(base: input_t, needles: Iterable[Needle]) -> input_t:
+    """`base` with the needles' rows replaced in the cache, a copy; q and config are shared."""
+    q, kv_data, *rest = base
+    length, kv, replaced = rest[-1]["kv_seq_len"], kv_data["bf16"].clone(), []
 
     def at(numbers: Iterable[int]) -> torch.Tensor:
         return torch.tensor(list(numbers), dtype=torch.int64, device=q.device)
@@ -131,13 +131,29 @@ def with_needles(q: torch.Tensor, kv: torch.Tensor, batch: int, needles: Iterabl
         sequence = at(n.sequence for n in chosen)
         along = q[sequence, at(n.head for n in chosen)] * GAIN
         rows = sequence * length + at(n.position for n in chosen)
+        replaced.append(rows)
         if single:
             kv[rows, 0] = along
         else:
             across = _across(along.float(), kv[rows, 0].float())
             kv[rows, 0] = (along.float() + across).to(kv.dtype)
-            kv[sequence * length + at(n.twin for n in chosen), 0] = (along.float() - across).to(kv.dtype)
-    return pack_input(q, kv, batch)
+            twins = sequence * length + at(n.twin for n in chosen)
+            kv[twins, 0] = (along.float() - across).to(kv.dtype)
+            replaced.append(twins)
+    return q, {"bf16": kv, "fp8": quantize_fp8(kv), "mxfp4": _requantised(kv, kv_data["mxfp4"], replaced)}, *rest
+
+
+def _requantised(
+    kv: torch.Tensor, mxfp4: tuple[torch.Tensor, torch.Tensor], replaced: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """kv in mxfp4, given what it was but for the rows replaced: no row's code depends on another row."""
+    rows = torch.cat(replaced)
+    codes, scales = (t.view(torch.uint8).clone() for t in mxfp4)
+    new_codes, new_scales = (t.view(torch.uint8) for t in quantize_mxfp4(kv[rows]))
+    blocks = QK_HEAD_DIM // 32
+    codes[rows] = new_codes
+    scales[rows, :blocks] = new_scales[: len(rows), :blocks]
+    return codes.view(mxfp4[0].dtype), scales.view(mxfp4[1].dtype)
 
 
 def _across(along: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,15 @@ from bench.loading import load
 from bench.needles import Needle, diagnose, edges, ends, plan_needles, with_needles
 from bench.subject import Subject
 from bench.upload import upload_faults
-from reference import PRECISIONS, cast_q, check_implementation, dequantize_rows, generate_input
+from reference import (
+    PRECISIONS,
+    cast_q,
+    check_implementation,
+    dequantize_rows,
+    generate_input,
+    quantize_fp8,
+    quantize_mxfp4,
+)
 from submission import Plan
 
 from .conftest import on_gpu, on_portable
@@ -185,10 +193,19 @@ def test_edges_hold_both_sides_of_pages_tiles_and_splits():
     assert edges(1) == [0]
 
 
+def test_needles_are_in_every_format_of_the_cache():
+    """As if the cache had been quantised whole."""
+    data = generate_input(3, 1, 300, 4, device="cpu")
+    _, kv_data, *_ = with_needles(data, [Needle(0, 3, 100), Needle(2, 5, 299, 7)])
+    for name, quantise in (("fp8", quantize_fp8), ("mxfp4", quantize_mxfp4)):
+        for got, wanted in zip(kv_data[name], quantise(kv_data["bf16"]), strict=True):
+            assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+
+
 def test_a_needle_carries_nearly_all_the_weight():
     data = generate_input(2, 1, 8192, 4, device="cpu")
     needles = [Needle(1, head, 500 * head) for head in range(16)]
-    q, kv_data, *_ = with_needles(data[0], data[1]["bf16"], 2, needles)
+    q, kv_data, *_ = with_needles(data, needles)
     keys = kv_data["bf16"][8192:, 0].float()
     weights = torch.softmax(q[1].float() @ keys.T / 24, -1)
     assert all(weights[n.head, n.position] > 0.99 for n in needles)
@@ -196,7 +213,7 @@ def test_a_needle_carries_nearly_all_the_weight():
 
 def test_twins_share_the_weight_and_differ_in_value():
     data = generate_input(1, 1, 512, 4, device="cpu")
-    q, kv_data, *_ = with_needles(data[0], data[1]["bf16"], 1, [Needle(0, 3, 100, 400)])
+    q, kv_data, *_ = with_needles(data, [Needle(0, 3, 100, 400)])
     keys = kv_data["bf16"][:, 0].float()
     weights = torch.softmax(q[0, 3].float() @ keys.T / 24, -1)
     assert weights[100].item() == pytest.approx(0.5, abs=0.05)
