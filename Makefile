@@ -3,10 +3,12 @@
 # make lint  sets everything up, then ruff
 # make clean removes what these made; do so before changing PYTHON
 # ARGS="…"   goes to `mla run`, pytest or ruff
+# JOBS=2     is how many processes the tests run in
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+JOBS ?= 2
 
 .DEFAULT_GOAL := run
 .PHONY: run test lint clean
@@ -15,7 +17,7 @@ run: $(VENV)/ready
 	$(VENV)/bin/mla run $(ARGS)
 
 test: $(VENV)/ready
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff check $(ARGS) .

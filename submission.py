@@ -31,7 +31,7 @@ try:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia import hopper
     from triton.experimental.gluon.language.nvidia.hopper import async_copy
-except ImportError:  # an older Triton: the fused kernel has a design that does without
+except (ImportError, AttributeError):  # an older Triton: the fused kernel has a design that does without
     gluon = gl = hopper = async_copy = None
 
 NUM_HEADS = 16

@@ -1,7 +1,10 @@
-"""What all tests share: the device, poisoned uninitialised memory, and empty caches."""
+"""What all tests share: the device, poisoned uninitialised memory, empty caches, and when a test can run."""
 
+import contextlib
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,6 +38,12 @@ def _empty_caches():
 
 
 @pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch):
+    """Tables are as wide as in a log; pytest-xdist tells its workers a width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _same_submission(monkeypatch):
     """The tools load files under the module name `submission`; every test starts with the one imported here."""
     monkeypatch.setitem(sys.modules, "submission", submission)
@@ -44,3 +53,27 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_portable = pytest.mark.skipif(
     torch.version.hip is not None, reason="AMD's own aiter is in use, not the portable one"
 )
+
+# Triton's own functions are interpreted only if TRITON_INTERPRET was set before it was imported: a file with tests of
+# that kind runs itself once more in a process of its own.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_rest_of_this_file")
+not_interpreted = pytest.mark.skipif(INTERPRETED, reason="this is that process")
+
+
+def run_interpreted(file: str) -> None:
+    """Run the tests of `file` in a process in which Triton interprets; they must pass, and be some."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout[-6000:]
+    assert " passed" in child.stdout
+
+
+@contextlib.contextmanager
+def waiting_for_the_gpu_fails() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,12 +1,4 @@
-"""The fused kernel under Triton's interpreter, on the CPU.
-
-Triton's own functions are interpreted only if TRITON_INTERPRET was set before it was imported: the first test runs this
-file once more in a process of its own, where the others are not skipped.
-"""
-
-import os
-import subprocess
-import sys
+"""The fused kernel under Triton's interpreter, on the CPU, in a process of its own: see conftest.run_interpreted."""
 
 import pytest
 import torch
@@ -15,21 +7,15 @@ from hypothesis import strategies as st
 
 from reference import check_exact, generate_input
 from submission import custom_kernel
+from tests.conftest import interpreted, not_interpreted, run_interpreted
 from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_rest_of_this_file")
 
-
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+@not_interpreted
 def test_the_rest_of_this_file():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stdout[-6000:]
-    assert " passed" in child.stdout
+    run_interpreted(__file__)
 
 
 @interpreted
@@ -74,7 +60,7 @@ def test_interpreted_with_hard_numbers(cache):
 
 
 @interpreted
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 3, 5, 15, 16, 17, 33, 48]), min_size=1, max_size=4),
     cache=st.sampled_from(CACHES),

@@ -16,7 +16,7 @@ from tests.ragged import fused_plan
 
 pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
-from .conftest import on_gpu  # isort: skip (after the skip above)
+from .conftest import on_gpu, waiting_for_the_gpu_fails  # isort: skip (after the skip above)
 
 PLANS = [
     fused_plan("bf16", 3, 64),
@@ -89,11 +89,8 @@ def test_a_first_call_is_not_captured(plan):
 def test_a_warm_call_does_not_synchronise(plan):
     data = generate_input(4, 1, 1024, 0)
     custom_kernel(data, plan=plan)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_the_gpu_fails():
         custom_kernel(data, plan=plan)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @on_gpu

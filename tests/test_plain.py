@@ -1,31 +1,20 @@
 """The plain Triton kernel that `mla compare` times beside ours, and bench.sanitize: on a GPU, and on the CPU under
-Triton's interpreter, in a process of its own as tests/test_fused_interpreted.py does it.
+Triton's interpreter, in a process of its own.
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from tests.conftest import on_gpu
+from tests.conftest import interpreted, not_interpreted, on_gpu, run_interpreted
 from tests.oracle import attention, error, numpy_of
 from tests.ragged import RAGGED, SM_SCALE, Ragged
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_the_rest_of_this_file")
 
-
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+@not_interpreted
 def test_the_rest_of_this_file():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stdout[-6000:]
-    assert " passed" in child.stdout
+    run_interpreted(__file__)
 
 
 def errors(lengths: list[int], splits: int, device: str) -> list[float]:

@@ -32,7 +32,7 @@ from submission import (
 )
 from task import BENCHMARKS
 
-from .conftest import on_gpu, on_portable
+from .conftest import on_gpu, on_portable, waiting_for_the_gpu_fails
 
 import aiter  # isort: skip (reference has chosen it)
 
@@ -549,11 +549,8 @@ def test_a_warm_call_issues_views_an_allocation_and_the_cast(plan, recorder):
 def test_a_warm_call_does_not_synchronise(plan):
     data = generate_input(4, 1, 1024, 0)
     custom_kernel(data, plan=plan)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_the_gpu_fails():
         custom_kernel(data, plan=plan)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_kept_tensors_follow_every_part_of_their_key():
