@@ -385,9 +385,9 @@ def check_exact(
         judged.append((name, relative_l2(output, read)))
         if judged[-1][1].max() <= PRECISIONS[name].kernel_budget:
             break
-    name, errors = min(judged, key=lambda item: _worst(item[1]) / PRECISIONS[item[0]].kernel_budget)
-    kernel_error = _worst(errors)
-    format_error = _worst(relative_l2(output, truth)) if standard_normal else None
+    name, errors = min(judged, key=lambda item: worst_of(item[1]) / PRECISIONS[item[0]].kernel_budget)
+    kernel_error = worst_of(errors)
+    format_error = worst_of(relative_l2(output, truth)) if standard_normal else None
     budgets = PRECISIONS[name]
     failures = []
     if not kernel_error <= budgets.kernel_budget:
@@ -414,6 +414,6 @@ def relative_l2(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return torch.where(distance == 0, 0.0, distance / norm)
 
 
-def _worst(errors: torch.Tensor) -> float:
+def worst_of(errors: torch.Tensor) -> float:
     """The largest error, infinite when any is NaN."""
     return errors.nan_to_num(torch.inf, posinf=torch.inf).max().item()

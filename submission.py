@@ -33,6 +33,7 @@ try:
     from triton.experimental.gluon.language.nvidia.hopper import async_copy
 except (ImportError, AttributeError):  # an older Triton: the fused kernel has a design that does without
     gluon = gl = hopper = async_copy = None
+_GLUON = hasattr(hopper, "mma_v2")  # as Triton has it since 3.6
 
 NUM_HEADS = 16
 QK_HEAD_DIM = 576
@@ -173,7 +174,7 @@ TABLES: dict[str, Table] = {
     "v50": V50_TABLE,
 }
 # By GPU architecture; one without a table of its own uses DEFAULT_TABLE.
-TABLE_OF_ARCH = {"gfx950": "gfx950", "sm_90": "sm_90" if hasattr(hopper, "mma_v2") else "sm_90_plain"}
+TABLE_OF_ARCH = {"gfx950": "gfx950", "sm_90": "sm_90" if _GLUON else "sm_90_plain"}
 DEFAULT_TABLE = "gfx950"
 
 # What get_mla_metadata_v1 does on gfx950 (aiter csrc/kernels/mla/metadata/v1_0_device.cuh).
@@ -918,10 +919,10 @@ def _fused_kernel(
     kv_indptr,
     partial_ptr,
     lse_ptr,
-    tickets_ptr,
     out_ptr,
     sm_scale,
     scale_row,
+    tickets_ptr,
     LAYOUT: constexpr,
     GROUPS: constexpr,
     SCALED: constexpr,
@@ -1039,7 +1040,7 @@ def _fused_kernel(
 # is multiplied into the elements. So a block is exact down to 2^-24 of the token's largest, and then fades to zero; and
 # so do scales below 2^-124.
 
-_gluon_jit = gluon.jit if hasattr(hopper, "mma_v2") else lambda function: function
+_gluon_jit = gluon.jit if _GLUON else lambda function: function
 _constexpr_function = getattr(triton, "constexpr_function", lambda function: function)
 # Names that changed between Triton 3.6 and 3.9.
 _async_load = getattr(async_copy, "async_load", None) or getattr(async_copy, "async_copy_global_to_shared", None)
@@ -1307,9 +1308,8 @@ def _wgmma_kernel(
         if GROUPS == 4:
             some, others = codes.to(gl.int32), rest_codes.to(gl.int32)
             largest = gl.maximum(gl.max(some, 1), gl.convert_layout(gl.max(others, 1), gl.SliceLayout(1, CODES)))
-            largest = gl.maximum(
-                largest, 27
-            )  # 2^-100: zeros have the least code, which would bring the sum to infinity
+            # 2^-100 at the least: zeros have the lowest code, which would bring the sum to infinity.
+            largest = gl.maximum(largest, 27)
             below = _below(largest, some)
             scales_s.store(below)
             value_scales_s.permute([1, 0]).store(below)
@@ -1340,8 +1340,10 @@ def _wgmma_kernel(
         weights_s.store(weights.to(gl.float16))
         fade = gl.convert_layout(fade, gl.SliceLayout(0, SUMS))[None, :]
         _barrier()
+        faded = ()
         for g in gl.static_range(8):
-            sums = sums[:g] + (sums[g] * fade,) + sums[g + 1 :]
+            faded = faded + (sums[g] * fade,)
+        sums = faded
         for i in gl.static_range(0, 64, SOME):
             some_weights = weights_s.slice(i, SOME).load(gl.DotOperandLayout(1, SUMS, 2))
             some_s = tile_s.slice(i, SOME)
@@ -1374,10 +1376,9 @@ def _wgmma_kernel(
         lse = gl.where(whole > 0, peak + _approximate("lg2", some_weight), float("-inf"))
         gl.store(lse_ptr + part * 16 + gl.arange(0, 16, gl.SliceLayout(0, SCORES)), lse)
         row_ptr = partial_ptr + part * 8192
-        if GROUPS == 4:
-            factor *= cache_scale
     else:
         row_ptr = out_ptr + batch.to(gl.int64) * 8192
+    if GROUPS == 4 or not SPLIT:  # the scale of an fp8 cache is left to the merge
         factor *= cache_scale
     for i in gl.static_range(8 // GROUPS):
         _store_dims(row_ptr, sums, GROUPS * i, GROUPS, factor)
@@ -1438,27 +1439,27 @@ def fused_launches(
         "kv_indptr": kv_indptr,
         "partial_ptr": partial,
         "lse_ptr": lse,
-        "tickets_ptr": tickets,
         "out_ptr": output,
         "sm_scale": sm_scale,
         "scale_row": scale_row,
     }
-    constants = {
-        "LAYOUT": layout,
-        "GROUPS": _GROUPS[layout],
-        "SCALED": scaled,
-        "BLOCK": tile.block,
-        "MERGE": merge,
-        "COMPUTE": compute,
-        "PTX": target == "nvidia",
-        "PDL": overlap,
-    }
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    decode = Launch(_fused_kernel, (splits, batch), arguments, constants, options)
     if tile.design == "wgmma":
-        del arguments["tickets_ptr"]
+        kernel, options = _wgmma_kernel, {"num_warps": tile.warps}
         constants = {"GROUPS": _GROUPS[layout], "STAGES": tile.stages, "SPLIT": splits > 1}
-        decode = Launch(_wgmma_kernel, (splits, batch), arguments, constants, {"num_warps": tile.warps})
+    else:
+        kernel, options = _fused_kernel, {"num_warps": tile.warps, "num_stages": tile.stages}
+        arguments["tickets_ptr"] = tickets
+        constants = {
+            "LAYOUT": layout,
+            "GROUPS": _GROUPS[layout],
+            "SCALED": scaled,
+            "BLOCK": tile.block,
+            "MERGE": merge,
+            "COMPUTE": compute,
+            "PTX": target == "nvidia",
+            "PDL": overlap,
+        }
+    decode = Launch(kernel, (splits, batch), arguments, constants, options)
     if merge != "kernel":
         return [decode]
     combine = Launch(
@@ -1515,7 +1516,7 @@ def _has_wgmma(device: torch.device) -> bool:
         device.type == "cuda"
         and not torch.version.hip
         and torch.cuda.get_device_capability(device) == (9, 0)
-        and hasattr(hopper, "mma_v2")
+        and _GLUON
     )
 
 

@@ -17,7 +17,7 @@ from bench.census import take_census
 from bench.needles import Needle, describe_blur, diagnose, listed, plan_needles, with_needles
 from bench.subject import Shape, Subject, SubmissionFaultError, count, label, tensors_of
 from bench.upload import upload_faults
-from reference import NUM_HEADS, PRECISIONS, ExactVerdict, exact_attention, pack_input, relative_l2
+from reference import NUM_HEADS, PRECISIONS, ExactVerdict, exact_attention, pack_input, relative_l2, worst_of
 from task import BENCHMARKS, input_t, output_t
 
 _BENCHMARK_SHAPES = [(case["batchsize"], case["kvseqlen"]) for case in BENCHMARKS]
@@ -524,7 +524,7 @@ def deterministic(subject: Subject, scope: Scope) -> Outcome:
         for _ in range(REPEATS - 1):
             again = subject.call(data)
             if not torch.equal(again.view(torch.int16), first.view(torch.int16)):
-                spread = max(spread, relative_l2(again, first.float()).nan_to_num(torch.inf).max().item())
+                spread = max(spread, worst_of(relative_l2(again, first.float())))
                 if not spread <= STILL:
                     outcome.findings.append(f"{label(shape)}: two calls on the same data differ by {spread:.2g}")
                     break

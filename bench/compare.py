@@ -20,20 +20,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import submission
 from bench import environment, peers, report
 from bench.basics import Mode, UserError
 from bench.cases import case_of_shape, official_cases, parse_shape
 from bench.ceilings import Ceilings
 from bench.ceilings import measure as measure_ceilings
 from bench.contest import OURS, PEER, Contestant, Result, hold
-from bench.plans import Space, parse_space, source_of, spec_of
+from bench.environment import processors_of
+from bench.plans import Space, cache_of, parse_space, source_of, spec_of
 from bench.progress import display
 from bench.protocol import geometric_mean
 from bench.roofline import BYTES_PER_TOKEN, traffic
 from bench.session import usable_device
 from bench.timing import Clock, EventClock
 from reference import generate_input, progress_to
-from submission import DEFAULT_TABLE, TABLE_OF_ARCH, TABLES, Plan, Tile, custom_kernel, fused_launches, plan_for
+from submission import TABLES, Plan, Tile, custom_kernel, fused_launches, plan_for
 from task import TestSpec
 
 DEFAULT_ROUNDS = 15
@@ -148,9 +150,7 @@ def _gpu(name: str | None) -> tuple[torch.device, Clock]:
 
 def tables_of(device: torch.device) -> tuple[str, ...]:
     """The device's own table and those made from it: sm_90 and sm_90_mxfp4, say."""
-    properties = torch.cuda.get_device_properties(device)
-    arch = properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-    own = TABLE_OF_ARCH.get(arch, DEFAULT_TABLE)
+    own = submission._table_of(device)
     return tuple(name for name in TABLES if name.startswith(own))
 
 
@@ -162,10 +162,6 @@ def _ours(args: TestSpec, tables: Sequence[str], spaces: Sequence[Space], device
         plans = space.plans(*shape, processors_of(device))
         found += [_plan(f"plans {space.text}", plan, may_fail=len(plans) > 1) for plan in plans]
     return found
-
-
-def processors_of(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _plan(name: str, plan: Plan, **options: Any) -> Contestant:
@@ -194,8 +190,6 @@ def _compile(plans: Sequence[Plan], device: torch.device) -> None:
     from triton import AsyncCompileMode
 
     q, kv_data, _, kv_indptr, config = generate_input(1, 1, 32, 0, device=device)
-    unit = torch.ones(1, device=device)
-    caches = {"bf16": (kv_data["bf16"], unit), "fp8": kv_data["fp8"], "mxfp4": kv_data["mxfp4"]}
     output = torch.empty((1, 16, 512), dtype=torch.bfloat16, device=device)
     tickets = torch.zeros(1, dtype=torch.int32, device=device)
     target = "amd" if torch.version.hip else "nvidia"
@@ -203,7 +197,7 @@ def _compile(plans: Sequence[Plan], device: torch.device) -> None:
         for plan in plans:
             with contextlib.suppress(Exception):
                 for kernel, grid, arguments, constants, options in fused_launches(
-                    q, *caches[plan.tile.cache], kv_indptr, config["sm_scale"], plan, output, tickets, target
+                    q, *cache_of(kv_data, plan.tile.cache), kv_indptr, config["sm_scale"], plan, output, tickets, target
                 ):
                     kernel.warmup(grid=grid, **arguments, **constants, **options)
 

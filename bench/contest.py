@@ -13,7 +13,7 @@ import torch
 from bench.peers import Bind, Start
 from bench.protocol import SEED_STEP
 from bench.timing import Clock
-from reference import PRECISIONS, exact_attention, generate_input, relative_l2
+from reference import PRECISIONS, exact_attention, generate_input, relative_l2, worst_of
 from submission import Plan
 from task import TestSpec, input_t, output_t
 
@@ -147,8 +147,8 @@ class _Entrant:
         try:
             if output.shape != truth.shape:
                 raise ValueError(f"the output has shape {tuple(output.shape)}, expected {tuple(truth.shape)}")
-            self.result.gate_a = max(_worst(output, read), self.result.gate_a or 0.0)
-            self.result.gate_b = max(_worst(output, truth), self.result.gate_b or 0.0)
+            self.result.gate_a = max(worst_of(relative_l2(output, read)), self.result.gate_a or 0.0)
+            self.result.gate_b = max(worst_of(relative_l2(output, truth)), self.result.gate_b or 0.0)
         except Exception as error:
             self.fail(error, "checking: ")
 
@@ -168,8 +168,3 @@ def _check(data: input_t, outputs: Sequence[tuple[_Entrant, output_t | None]], r
             entrant.fail(error, "checking: ")
             continue
         entrant.judge(output, exact[entrant.result.contestant.precision], exact["a16w16"])
-
-
-def _worst(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative L2 of a sequence, infinite when any is NaN."""
-    return relative_l2(output, expected).nan_to_num(torch.inf, posinf=torch.inf).max().item()

@@ -22,6 +22,11 @@ def device_name(device: torch.device) -> str:
     return f"{properties.name} ({properties.gcnArchName})" if torch.version.hip else properties.name
 
 
+def processors_of(device: torch.device) -> int:
+    """A GPU's multiprocessors, or compute units."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def describe(device: torch.device) -> dict[str, str | None]:
     """What a result should be kept with; None for what this machine does not have or tell."""
     return {

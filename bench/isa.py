@@ -19,6 +19,7 @@ from rich.text import Text
 import submission
 from bench.basics import UserError
 from bench.loading import describe_error, execute, plan_text
+from bench.plans import cache_of
 from bench.report import bytes_text, check_target, print_header, time_text, write_json
 from reference import generate_input
 
@@ -367,11 +368,7 @@ def _run_plan(plan: submission.Plan, length: int) -> gfx950.Result:
     """One sequence, in one split, on random data."""
     alone = replace(plan, num_splits=1)
     data = generate_input(1, 1, length, 1, device="cpu")
-    cache, scale = {
-        "bf16": (data[1]["bf16"], torch.ones(1)),
-        "fp8": data[1]["fp8"],
-        "mxfp4": data[1]["mxfp4"],
-    }[plan.tile.cache]
+    cache, scale = cache_of(data[1], plan.tile.cache)
     output = torch.empty((1, 16, 512), dtype=torch.bfloat16)
     tickets = torch.zeros(1, dtype=torch.int32)
     kernel, grid, arguments, constants, options = submission.fused_launches(

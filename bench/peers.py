@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bench.basics import UserError
+from bench.environment import processors_of
 from reference import FP8, NUM_HEADS, QK_HEAD_DIM, QK_ROPE_HEAD_DIM, V_HEAD_DIM
 from task import input_t, output_t
 
@@ -195,8 +196,7 @@ def _start_plain(data: input_t) -> Bind:
     from bench import plain
 
     config = data[4]
-    processors = torch.cuda.get_device_properties(data[0].device).multi_processor_count
-    splits = plain.splits_for(config["batch_size"], config["kv_seq_len"], processors)
+    splits = plain.splits_for(config["batch_size"], config["kv_seq_len"], processors_of(data[0].device))
 
     def call(data: input_t) -> output_t:
         q, kv_data, _, kv_indptr, config = data

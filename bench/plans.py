@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from bench.basics import UserError
 from submission import FUSED_PRECISIONS, MAX_FUSED_SPLITS, Plan, Tile
 
@@ -81,22 +83,23 @@ def _caches(text: str, values: str) -> list[str]:
     return found
 
 
-def _value(text: str, name: str, value: str) -> int | bool | str:
+def _value(text: str, name: str, value: str) -> int | str:
     """A number of splits or AUTO; else in the type of the field's default."""
     if name == "splits":
         return value if value == AUTO else _number(text, name, value, least=1)
-    default = _FIELDS[name].default
-    if isinstance(default, bool):
-        if value not in ("True", "False"):
-            raise UserError(f"--plans {text!r}: {name} must be True or False, got {value!r}")
-        return value == "True"
-    return _number(text, name, value) if isinstance(default, int) else value
+    return _number(text, name, value) if isinstance(_FIELDS[name].default, int) else value
 
 
 def _number(text: str, name: str, value: str, least: int = 0) -> int:
     if not value.isascii() or not value.isdigit() or int(value) < least:
         raise UserError(f"--plans {text!r}: {name} must be a number of {least} or more, got {value!r}")
     return int(value)
+
+
+def cache_of(kv_data: dict, cache: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache format's values and scale, as fused_launches takes them."""
+    values = kv_data[cache]
+    return (values, torch.ones(1, device=values.device)) if cache == "bf16" else values
 
 
 def spec_of(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from bench.compare import tables_of
-from bench.plans import spec_of
+from bench.plans import cache_of, spec_of
 from reference import (
     NUM_HEADS,
     PRECISIONS,
@@ -25,6 +25,7 @@ from reference import (
     quantize_fp8,
     quantize_mxfp4,
     relative_l2,
+    worst_of,
 )
 from submission import FUSED_PRECISIONS, TABLES, Plan, Tile, fused_launches
 from task import input_t
@@ -64,8 +65,7 @@ def run(plan: Plan, data: input_t, device: torch.device, target: str) -> torch.T
     """The output (sequences, 16, 512) bfloat16 of a second run on the same tickets, on the CPU; NaN where nothing was
     written or where the tickets were not left at zero."""
     q, kv_data, _, kv_indptr, config = data
-    held = (kv_data["bf16"], torch.ones(1)) if plan.tile.cache == "bf16" else kv_data[plan.tile.cache]
-    q, cache, scale, kv_indptr = (t.to(device) for t in (q, *held, kv_indptr))
+    q, cache, scale, kv_indptr = (t.to(device) for t in (q, *cache_of(kv_data, plan.tile.cache), kv_indptr))
     tickets = torch.zeros(len(LENGTHS), dtype=torch.int32, device=device)
     output = torch.empty((len(LENGTHS), NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=device)
     for _ in range(2):
@@ -92,9 +92,7 @@ def check(device: torch.device, target: str, tables: tuple[str, ...]) -> int:
     expected = {precision: exact_attention(data, precision) for precision in FUSED_PRECISIONS.values()}
     wrong = 0
     for plan in plans(tables):
-        error = (
-            relative_l2(run(plan, data, device, target), expected[plan.precision]).nan_to_num(torch.inf).max().item()
-        )
+        error = worst_of(relative_l2(run(plan, data, device, target), expected[plan.precision]))
         ok = error <= PRECISIONS[plan.precision].kernel_budget
         wrong += not ok
         print(f"{'ok' if ok else 'WRONG':<6} {spec_of(plan)}  {error:.4f}", flush=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import submission
 from reference import check_exact, generate_input
 from submission import InputError, Plan, Tile, custom_kernel, plan_for
+from tests.conftest import on_gpu
 from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
@@ -123,12 +124,12 @@ def compile_for_sm_90(cache: str, splits: int):
 
 # ---- On a GPU ----
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-
-def _on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+def _move_to_gpu(case: Ragged) -> None:
     """As bytes: torch copies not every type with deterministic algorithms asked for."""
-    return tensor.view(torch.uint8).cuda().view(tensor.dtype)
+    for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
+        tensor = getattr(case, name)
+        setattr(case, name, tensor.view(torch.uint8).cuda().view(tensor.dtype))
 
 
 @on_gpu
@@ -139,8 +140,7 @@ def _on_gpu(tensor: torch.Tensor) -> torch.Tensor:
 def test_on_a_gpu(cache, splits, merge, block, warps):
     case = Ragged([700, 0, 1, 33, 129], cache, seed=31)
     case.out = case.out.bfloat16()
-    for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
-        setattr(case, name, _on_gpu(getattr(case, name)))
+    _move_to_gpu(case)
     target = submission._triton_target(case.q.device)
     for _ in range(3):
         case.out.fill_(torch.nan)
@@ -160,8 +160,7 @@ on_hopper = pytest.mark.skipif(
 def run_wgmma(case: Ragged, cache: str, splits: int, stages: int = 2) -> None:
     """Fill case.out; case is moved to the GPU."""
     case.out = case.out.bfloat16()
-    for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
-        setattr(case, name, _on_gpu(getattr(case, name)))
+    _move_to_gpu(case)
     case.out.fill_(torch.nan)
     for kernel, grid, arguments, constants, options in case.launches(wgmma_plan(cache, splits, stages), "nvidia"):
         kernel[grid](**arguments, **constants, **options)
