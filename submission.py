@@ -30,9 +30,10 @@ try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia import hopper
-    from triton.experimental.gluon.language.nvidia.hopper import async_copy
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 except (ImportError, AttributeError):  # an older Triton: the fused kernel has a design that does without
-    gluon = gl = hopper = async_copy = None
+    gluon = gl = hopper = mbarrier = tma = TensorDescriptor = None
 _GLUON = hasattr(hopper, "mma_v2")  # as Triton has it since 3.6
 
 NUM_HEADS = 16
@@ -147,6 +148,19 @@ SM90_PLAIN_TABLE: Table = {
 }
 
 
+# With the bf16 cache, in the plain design: the most accurate, bound by memory where the work is large.
+SM90_BF16_TABLE: Table = {
+    (4, 1024): Plan("fused", num_splits=16, tile=Tile("bf16", block=32, merge="kernel")),
+    (4, 8192): Plan("fused", num_splits=32, tile=Tile("bf16", merge="kernel")),
+    (32, 1024): Plan("fused", num_splits=4, tile=Tile("bf16")),
+    (32, 8192): Plan("fused", num_splits=4, tile=Tile("bf16")),
+    (64, 1024): Plan("fused", num_splits=2, tile=Tile("bf16")),
+    (64, 8192): Plan("fused", num_splits=2, tile=Tile("bf16")),
+    (256, 1024): Plan("fused", num_splits=1, tile=Tile("bf16", block=32)),
+    (256, 8192): Plan("fused", num_splits=1, tile=Tile("bf16")),
+}
+
+
 def _with_tile(table: Table, **changes: object) -> Table:
     return {shape: replace(plan, tile=replace(plan.tile, **changes)) for shape, plan in table.items()}
 
@@ -169,6 +183,7 @@ TABLES: dict[str, Table] = {
     "gfx950_fused": GFX950_FUSED_TABLE,
     "gfx950_fused_mxfp4": GFX950_FUSED_MXFP4_TABLE,
     "sm_90": SM90_TABLE,
+    "sm_90_bf16": SM90_BF16_TABLE,
     "sm_90_mxfp4": SM90_MXFP4_TABLE,
     "sm_90_plain": SM90_PLAIN_TABLE,
     "v50": V50_TABLE,
@@ -1030,8 +1045,8 @@ def _fused_kernel(
 
 # ---- The same for sm_90, fp8 and mxfp4: Gluon, in whose terms layouts and barriers are explicit ----
 #
-# Tiles of 64 tokens come by cp.async into a ring in shared memory and are read from there in elements of two or four
-# dims, as keys in rows and as values transposed, and made float16 in registers: nothing converted goes back to shared
+# Tiles of 64 tokens come by TMA into a ring in shared memory, in blocks of 64 elements of two or four dims, are read from
+# there as keys in rows and as values transposed, and made float16 in registers: nothing converted goes back to shared
 # memory. Scores are products of wgmma, whose 64 rows are the tokens and whose columns are the heads; outputs are
 # products of mma with dims as rows. wgmma would take the keys as fp8, but keeps 14 bits or so of a sum of fp8 products:
 # too few for large logits.
@@ -1043,44 +1058,39 @@ def _fused_kernel(
 _gluon_jit = gluon.jit if _GLUON else lambda function: function
 _constexpr_function = getattr(triton, "constexpr_function", lambda function: function)
 # Names that changed between Triton 3.6 and 3.9.
-_async_load = getattr(async_copy, "async_load", None) or getattr(async_copy, "async_copy_global_to_shared", None)
+_load_block = getattr(tma, "async_load", None) or getattr(tma, "async_copy_global_to_shared", None)
 _barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
+_SWIZZLED = gl.NVMMASharedLayout(128, 16) if _GLUON else None
 
 
 @_gluon_jit
-def _load_rows(slot_s, first_ptr, left, FIRST: constexpr, ROW: constexpr):
-    """Start to copy a slot's columns, which begin at FIRST in a row of ROW elements, of the first 64 of `left` rows, or
-    of as many as there are and zeros. The threads have STEP rows at a time: their addresses differ by constants, which
-    cost no instruction."""
-    COLUMNS: constexpr = slot_s.shape[1]
-    LAYOUT: constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
-    STEP: constexpr = 1024 // COLUMNS
-    rows, columns = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    near_ptr = first_ptr + (rows % STEP * ROW)[:, None] + (FIRST + columns)[None, :]
-    if left >= 64:
-        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * ROW))[:, None])
-    elif left > 0:
-        _async_load(slot_s, near_ptr + (rows // STEP * (STEP * ROW))[:, None], mask=(rows < left)[:, None])
+def _start_tile(cache, row, blocks_s, slot, ready_s, BLOCKS: constexpr):
+    """Ask for the 64 rows of the cache from `row` on; ready_s tells when they are there. Beyond a row's end, and beyond
+    the cache's, there are zeros."""
+    mbarrier.expect(ready_s.index(slot), BLOCKS * cache.block_type.nbytes)
+    for i in gl.static_range(BLOCKS):
+        _load_block(cache, [row, 64 * i], ready_s.index(slot), blocks_s.index(slot * BLOCKS + i))
 
 
 @_gluon_jit
-def _store_query(groups_s, q, power):
-    """(16, dims) times a power of two a head, as float16, in the groups of dims that an element's parts belong to: of
-    fp8, 4j and 4j + 1, and the others (see _unpack_fp8); of fp4, every fourth."""
-    DIMS: constexpr = q.shape[1]
-    q = gl.reshape((q * power[:, None]).to(gl.float16), [16, DIMS // 4, 2, 2])
-    if groups_s.shape[0] == 2:
-        first, second = gl.split(gl.permute(q, [0, 1, 3, 2]))
-        groups_s.index(0).store(gl.reshape(first, [16, DIMS // 2]))
-        groups_s.index(1).store(gl.reshape(second, [16, DIMS // 2]))
+def _clear_rows(block_s, left):
+    """Zeros in place of the rows from `left` on: they are another sequence's, and a weight of 0 does not undo NaN."""
+    LAYOUT: constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    rows = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    block_s.store(gl.where((rows < left)[:, None], block_s.load(LAYOUT), 0))
+
+
+@_gluon_jit
+def _store_query(q_s, q, power, GROUPS: constexpr):
+    """(16, dims) times a power of two a head, as float16, every 64 dims in the order of _keys: of fp8, the dims 4j and
+    4j + 1 (see _unpack_fp8), then the others; of fp4, every fourth, four times."""
+    PARTS: constexpr = q.shape[1] // 64
+    q = (q * power[:, None]).to(gl.float16)
+    if GROUPS == 2:
+        q = gl.permute(gl.reshape(q, [16, PARTS, 16, 2, 2]), [0, 1, 3, 2, 4])
     else:
-        even, odd = gl.split(q)
-        first, third = gl.split(even)
-        second, fourth = gl.split(odd)
-        groups_s.index(0).store(first)
-        groups_s.index(1).store(second)
-        groups_s.index(2).store(third)
-        groups_s.index(3).store(fourth)
+        q = gl.permute(gl.reshape(q, [16, PARTS, 16, 4]), [0, 1, 3, 2])
+    q_s.store(gl.reshape(q, [16, 64 * PARTS]))
 
 
 @_gluon_jit
@@ -1097,8 +1107,10 @@ def _unpack_fp8(x, KEYS: constexpr):
 
 @_gluon_jit
 def _unpack_fp4(x, scale):
-    """fp4 quads, two in a register, times scale × 2^-14, as four float16 tensors. The sign of a nibble goes to the top
-    of a byte and its size to bits 3 … 1, for two nibbles of each quad at once; as a float16's high byte, that is it."""
+    """fp4 quads, two in a register, times scale × 2^-14, as four float16 tensors. scale: float16, or int32 with the
+    same float16 in both halves. The sign of a nibble goes to the top of a byte and its size to bits 3 … 1, for two
+    nibbles of each quad at once; as a float16's high byte, that is it."""
+    MORE: constexpr = ",r" if scale.dtype == gl.int32 else ""
     return gl.inline_asm_elementwise(
         "{.reg .b32 a, b, m, even, odd, v0, v1, v2, v3; mov.b32 m, 0x80808080; "
         "shl.b32 a, $4, 1; shl.b32 b, $4, 4; lop3.b32 even, b, a, m, 0xe4; "
@@ -1106,7 +1118,7 @@ def _unpack_fp4(x, scale):
         "and.b32 v2, even, 0x8e008e00; shl.b32 a, even, 8; and.b32 v0, a, 0x8e008e00; "
         "and.b32 v3, odd, 0x8e008e00; shl.b32 b, odd, 8; and.b32 v1, b, 0x8e008e00; "
         "mul.rn.f16x2 $0, v0, $5; mul.rn.f16x2 $1, v1, $5; mul.rn.f16x2 $2, v2, $5; mul.rn.f16x2 $3, v3, $5;}",
-        "=r,=r,=r,=r,r,r", [x, scale], dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2,
+        "=r,=r,=r,=r,r,r" + MORE, [x, scale], dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2,
     )  # fmt: skip
 
 
@@ -1126,7 +1138,7 @@ def _scale_layout(blocks, tokens, keys):
 
 @_gluon_jit
 def _spread_scales(scales_s, KEYS: constexpr, OPERAND: constexpr):
-    """(64 tokens, blocks) to (64, 8 × blocks) if KEYS, else (8 blocks, tokens) to (64, tokens); float16."""
+    """(64 tokens, blocks) to (64, 8 × blocks) if KEYS, else (8 blocks, tokens) to (64, tokens)."""
     AXIS: constexpr = 2 if KEYS else 1
     BLOCKS: constexpr = scales_s.shape[1 if KEYS else 0]
     TOKENS: constexpr = scales_s.shape[0 if KEYS else 1]
@@ -1134,60 +1146,84 @@ def _spread_scales(scales_s, KEYS: constexpr, OPERAND: constexpr):
     WHOLE: constexpr = [TOKENS, BLOCKS * 8] if KEYS else [BLOCKS * 8, TOKENS]
     LAYOUT: constexpr = _scale_layout(BLOCKS, TOKENS, KEYS)
     scales = gl.expand_dims(scales_s.load(gl.SliceLayout(AXIS, LAYOUT)), AXIS)
-    spread = gl.broadcast(scales, gl.full(SHAPE, 0.0, gl.float16, LAYOUT))[0]
+    spread = gl.broadcast(scales, gl.full(SHAPE, 0, scales.dtype, LAYOUT))[0]
     return gl.convert_layout(gl.reshape(spread, WHOLE), OPERAND, assert_trivial=True)
 
 
 @_gluon_jit
-def _add_products(scores, tile_s, groups_s, scales_s, FIRST: constexpr, LENGTH: constexpr):
-    """scores (64 tokens, 16) plus keys times query over LENGTH elements of a row; on its way when this returns."""
-    GROUPS: constexpr = groups_s.shape[0]
-    OPERAND: constexpr = gl.DotOperandLayout(0, scores.type.layout, 2)
-    keys = tile_s.slice(FIRST, LENGTH, 1).load(OPERAND)
+def _read_part(blocks_s, block, scales_s, GROUPS: constexpr, PART: constexpr, OPERAND: constexpr):
+    """Part PART of a tile whose blocks begin at `block`, the elements of 64 dims, and of mxfp4 its scales."""
+    ELEMENTS: constexpr = 64 // GROUPS
+    FIRST: constexpr = PART * ELEMENTS
+    elements = blocks_s.index(block + FIRST // 64).slice(FIRST % 64, ELEMENTS, 1).load(OPERAND)
     if GROUPS == 2:
-        parts = _unpack_fp8(keys, True)
+        return (elements,)
     else:
-        parts = _unpack_fp4(keys, _spread_scales(scales_s.slice(FIRST // 8, LENGTH // 8, 1), True, OPERAND))
-    for g in gl.static_range(GROUPS):
-        query = groups_s.index(g).slice(FIRST, LENGTH, 1).permute([1, 0])
-        scores = hopper.warpgroup_mma(parts[g], query, scores, is_async=True)
-    return scores
+        return elements, _spread_scales(scales_s.slice(PART % 8 * 2, 2, 1), True, OPERAND)
 
 
 @_gluon_jit
-def _scores(tile_s, rest_s, groups_s, rest_groups_s, scales_s, rest_scales_s, LAYOUT: constexpr):
-    """Keys times query, (64 tokens, 16 heads) float32, in two sums by turns: few registers are in use at once."""
-    GROUPS: constexpr = groups_s.shape[0]
-    PARTS: constexpr = 2 * GROUPS
-    PART: constexpr = tile_s.shape[1] // PARTS
+def _keys(part, OPERAND: constexpr):
+    """A part as _read_part gives it, unpacked: (64 tokens, 64 dims) float16; no value leaves its thread."""
+    if len(part) == 1:
+        first, second = _unpack_fp8(part[0], True)
+        keys = gl.permute(gl.join(first, second), [0, 2, 1])
+    else:
+        first, second, third, fourth = _unpack_fp4(part[0], part[1])
+        keys = gl.permute(gl.join(gl.join(first, second), gl.join(third, fourth)), [0, 3, 2, 1])
+    return gl.convert_layout(gl.reshape(keys, [64, 64]), OPERAND)
+
+
+@_gluon_jit
+def _scores(blocks_s, block, q_s, q_rest_s, scales_s, rest_scales_s, GROUPS: constexpr, LAYOUT: constexpr):
+    """Keys times query, (64 tokens, 16 heads) float32, in two sums by turns. A part is read while the one before it is
+    unpacked, and unpacked while those before it are multiplied."""
+    OPERAND: constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
     zeros = gl.full([64, 16], 0.0, gl.float32, LAYOUT)
-    a = _add_products(zeros, tile_s, groups_s, scales_s, 0, PART)
-    b = _add_products(zeros, tile_s, groups_s, scales_s, PART, PART)
-    for i in gl.static_range(2, PARTS, 2):
-        a = hopper.warpgroup_mma_wait(GROUPS, [a])
-        a = _add_products(a, tile_s, groups_s, scales_s, i * PART, PART)
-        b = hopper.warpgroup_mma_wait(GROUPS, [b])
-        b = _add_products(b, tile_s, groups_s, scales_s, (i + 1) * PART, PART)
-    a = hopper.warpgroup_mma_wait(GROUPS, [a])
-    a = _add_products(a, rest_s, rest_groups_s, rest_scales_s, 0, rest_s.shape[1])
-    a, b = hopper.warpgroup_mma_wait(0, [a, b])
-    return a + b
+    sums = (zeros, zeros)
+    part = _read_part(blocks_s, block, scales_s, GROUPS, 0, OPERAND)
+    for i in gl.static_range(9):
+        if i < 8:
+            following = _read_part(blocks_s, block, scales_s if i < 7 else rest_scales_s, GROUPS, i + 1, OPERAND)
+            query_s = q_s.slice(i * 64, 64, 1)
+        else:
+            query_s = q_rest_s
+        mine = sums[0]
+        if i > 1:
+            mine = hopper.warpgroup_mma_wait(1, [mine])
+        mine = hopper.warpgroup_mma(_keys(part, OPERAND), query_s.permute([1, 0]), mine, is_async=True)
+        sums = (sums[1], mine)
+        part = following
+    first, second = hopper.warpgroup_mma_wait(0, sums)
+    return first + second
 
 
 @_gluon_jit
-def _load_codes(code_ptr, scale_row, left, FIRST: constexpr, COUNT: constexpr, LAYOUT: constexpr):
+def _load_codes(
+    scale_ptr, token, scale_row, left, FIRST: constexpr, COUNT: constexpr, ALIGN: constexpr, LAYOUT: constexpr
+):
     """The E8M0 codes of COUNT blocks of the first 64 of `left` tokens; of the tokens beyond, 1."""
     rows, blocks = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), gl.arange(0, COUNT, gl.SliceLayout(0, LAYOUT))
-    offsets = rows[:, None] * scale_row + (FIRST + blocks)[None, :]
-    return gl.load(code_ptr + offsets, mask=(rows < left)[:, None], other=127)
+    offsets = gl.multiple_of(rows * scale_row, ALIGN)[:, None] + (FIRST + blocks)[None, :]
+    first_ptr = scale_ptr + gl.multiple_of(token * scale_row, ALIGN)
+    return gl.load(first_ptr + offsets, mask=(rows < left)[:, None], other=127)
 
 
 @_gluon_jit
 def _below(largest, codes):
-    """2^(15 + codes − largest), (64, blocks) float16; NaN for the code that says so."""
-    lower = largest[:, None] - codes
-    bits = gl.where(lower < 30, (30 - lower) << 10, 0x400 >> gl.minimum(gl.maximum(lower - 29, 0), 31))
-    return gl.where(codes == 255, 0x7E00, bits).to(gl.int16).to(gl.float16, bitcast=True)
+    """The bits of 2^(15 + codes − largest) as float16; 0 where that is under 2^-14, and an fp4 × 2^-14 times it 0."""
+    return gl.maximum(codes - (largest - 30)[:, None], 0) << 10
+
+
+@_gluon_jit
+def _largest_of_columns(x, peaks_s):
+    """The maxima of x, (64 tokens, 16 heads), over all tokens. Each warp leaves those of its tokens in peaks_s (4, 16),
+    and each thread reads all four: one barrier."""
+    LANES: constexpr = [[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]]
+    ALL: constexpr = gl.DistributedLinearLayout([[1, 0], [2, 0], [0, 1], [0, 8]], LANES, [[0, 0], [0, 0]], [], [4, 16])
+    peaks_s.store(gl.max(gl.reshape(x, [4, 16, 16]), 1))
+    _barrier()
+    return gl.convert_layout(gl.max(peaks_s.load(ALL), 0), gl.SliceLayout(0, x.type.layout), assert_trivial=True)
 
 
 @_gluon_jit
@@ -1219,7 +1255,7 @@ def _store_dims(row_ptr, sums, FIRST: constexpr, GROUPS: constexpr, factor):
 @_gluon_jit
 def _wgmma_kernel(
     q_ptr,
-    cache_ptr,
+    cache,
     scale_ptr,
     kv_indptr,
     partial_ptr,
@@ -1230,12 +1266,12 @@ def _wgmma_kernel(
     GROUPS: constexpr,
     STAGES: constexpr,
     SPLIT: constexpr,
+    ALIGN: constexpr,
 ):
-    """Program (s, b) attends to the s-th part of sequence b. GROUPS: 2 for fp8, 4 for mxfp4, the dims in an int16 of
-    the cache. SPLIT: it leaves a partial result and its lse, else the output. 4 warps."""
-    WIDTH: constexpr = 512 // GROUPS
-    REST: constexpr = 64 // GROUPS
-    ROW: constexpr = WIDTH + REST
+    """Program (s, b) attends to the s-th part of sequence b. cache: a descriptor of its rows, int16, in blocks of (64,
+    64). GROUPS: 2 for fp8, 4 for mxfp4, the dims in an int16. SPLIT: it leaves a partial result and its lse, else the
+    output. ALIGN divides scale_row. 4 warps."""
+    BLOCKS: constexpr = 8 // GROUPS + 1  # of a tile: values, which are keys too, and one of which 64 dims are keys alone
     SCORES: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])  # tokens × heads
     SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
     VALUES: constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -1243,9 +1279,8 @@ def _wgmma_kernel(
     QUERY: constexpr = gl.BlockedLayout([1, 16], [1, 32], [4, 1], [1, 0])
     REST_QUERY: constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     CODES: constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
-    REST_CODES: constexpr = gl.BlockedLayout([1, 2], [32, 1], [4, 1], [1, 0])
-    SWIZZLED: constexpr = gl.NVMMASharedLayout(128, 16)
-    REST_SWIZZLED: constexpr = gl.NVMMASharedLayout(2 * REST, 16)
+    REST_CODES: constexpr = gl.BlockedLayout([1, 1], [16, 2], [4, 1], [1, 0])
+    SWIZZLED: constexpr = cache.layout
     UNSWIZZLED: constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     split, batch, splits = gl.program_id(0), gl.program_id(1), gl.num_programs(0)
 
@@ -1258,20 +1293,20 @@ def _wgmma_kernel(
     q_rest = gl.load(q_row + rest_heads[:, None] * 576 + rest_dims[None, :]).to(gl.float32)
 
     per_split = gl.cdiv(gl.cdiv(end - start, splits), 64) * 64
-    first = split * per_split
-    count = gl.minimum(end - start - first, per_split)
-    tile_ptr = cache_ptr + (start + first).to(gl.int64) * ROW
-    tiles_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, WIDTH], SWIZZLED)
-    rests_s = gl.allocate_shared_memory(gl.int16, [STAGES, 64, REST], REST_SWIZZLED)
+    first = start + split * per_split
+    count = gl.minimum(end - first, per_split)
+    blocks_s = gl.allocate_shared_memory(gl.int16, [STAGES * BLOCKS, 64, 64], SWIZZLED)
+    ready_s = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        _load_rows(tiles_s.index(i), tile_ptr, count - i * 64, 0, ROW)
-        _load_rows(rests_s.index(i), tile_ptr, count - i * 64, WIDTH, ROW)
-        async_copy.commit_group()
-        tile_ptr += 64 * ROW
+        mbarrier.init(ready_s.index(i), count=1)
+    hopper.fence_async_shared()
+    for i in gl.static_range(STAGES):
+        if i * 64 < count:
+            _start_tile(cache, first + i * 64, blocks_s, i, ready_s, BLOCKS)
     if GROUPS == 4:
-        code_ptr = scale_ptr + (start + first).to(gl.int64) * scale_row
-        codes = _load_codes(code_ptr, scale_row, count, 0, 16, CODES)
-        rest_codes = _load_codes(code_ptr, scale_row, count, 16, 2, REST_CODES)
+        token = first.to(gl.int64)
+        codes = _load_codes(scale_ptr, token, scale_row, count, 0, 16, ALIGN, CODES)
+        rest_codes = _load_codes(scale_ptr, token, scale_row, count, 16, 2, ALIGN, REST_CODES)
 
     # A power of two a head brings its largest element to 1 … 2. An infinite one or NaN makes the scores NaN.
     top = gl.max(gl.abs(q_rest), 1)
@@ -1280,10 +1315,10 @@ def _wgmma_kernel(
     bounded = gl.minimum(gl.maximum(exponent, 1), 253)
     power = ((254 - bounded) << 23).to(gl.float32, bitcast=True)
     undone = gl.where(exponent == 255, 0x7FC00000, bounded << 23).to(gl.float32, bitcast=True)
-    groups_s = gl.allocate_shared_memory(gl.float16, [GROUPS, 16, WIDTH], SWIZZLED)
-    rest_groups_s = gl.allocate_shared_memory(gl.float16, [GROUPS, 16, REST], REST_SWIZZLED)
-    _store_query(groups_s, q, power)
-    _store_query(rest_groups_s, q_rest, gl.convert_layout(power, gl.SliceLayout(1, REST_QUERY)))
+    q_s = gl.allocate_shared_memory(gl.float16, [16, 512], SWIZZLED)
+    q_rest_s = gl.allocate_shared_memory(gl.float16, [16, 64], SWIZZLED)
+    _store_query(q_s, q, power, GROUPS)
+    _store_query(q_rest_s, q_rest, gl.convert_layout(power, gl.SliceLayout(1, REST_QUERY)), GROUPS)
     hopper.fence_async_shared()
     to_log2 = gl.convert_layout(undone, gl.SliceLayout(0, SCORES)) * (sm_scale * 1.4426950408889634)
     # What is left of a scale is multiplied by 2^15 and an fp4 by 2^-14: together by 2.
@@ -1293,8 +1328,10 @@ def _wgmma_kernel(
         to_log2 *= cache_scale
 
     weights_s = gl.allocate_shared_memory(gl.float16, [64, 16], gl.NVMMASharedLayout(32, 16))
-    scales_s = gl.allocate_shared_memory(gl.float16, [64, 16], UNSWIZZLED)
-    rest_scales_s = gl.allocate_shared_memory(gl.float16, [64, 2], UNSWIZZLED)
+    peaks_s = gl.allocate_shared_memory(gl.float32, [4, 16], UNSWIZZLED)
+    # Of keys, each scale twice in an int32.
+    scales_s = gl.allocate_shared_memory(gl.int32, [64, 16], gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+    rest_scales_s = gl.allocate_shared_memory(gl.int32, [64, 2], UNSWIZZLED)
     value_scales_s = gl.allocate_shared_memory(gl.float16, [16, 64], UNSWIZZLED)
     largest_s = gl.allocate_shared_memory(gl.int32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     tokens = gl.arange(0, 64, gl.SliceLayout(1, SCORES))
@@ -1304,35 +1341,44 @@ def _wgmma_kernel(
     for _ in gl.static_range(8):
         sums = sums + (gl.full([64, 16], 0.0, gl.float32, SUMS),)
     slot = 0
+    phase = 0  # of the slot's barrier
     for at in range(0, count, 64):
         if GROUPS == 4:
             some, others = codes.to(gl.int32), rest_codes.to(gl.int32)
-            largest = gl.maximum(gl.max(some, 1), gl.convert_layout(gl.max(others, 1), gl.SliceLayout(1, CODES)))
+            largest = gl.convert_layout(gl.max(others, 1), gl.SliceLayout(1, CODES), assert_trivial=True)
             # 2^-100 at the least: zeros have the lowest code, which would bring the sum to infinity.
-            largest = gl.maximum(largest, 27)
+            largest = gl.maximum(gl.maximum(gl.max(some, 1), largest), 27)
             below = _below(largest, some)
-            scales_s.store(below)
-            value_scales_s.permute([1, 0]).store(below)
-            rest_scales_s.store(_below(gl.convert_layout(largest, gl.SliceLayout(1, REST_CODES)), others))
+            scales_s.store(below * 0x10001)
+            value_scales_s.permute([1, 0]).store(below.to(gl.int16).to(gl.float16, bitcast=True))
+            rest_largest = gl.convert_layout(largest, gl.SliceLayout(1, REST_CODES), assert_trivial=True)
+            rest_scales_s.store(_below(rest_largest, others) * 0x10001)
             largest_s.store(largest)
-            code_ptr += 64 * scale_row
-            codes = _load_codes(code_ptr, scale_row, count - at - 64, 0, 16, CODES)
-            rest_codes = _load_codes(code_ptr, scale_row, count - at - 64, 16, 2, REST_CODES)
-        async_copy.wait_group(STAGES - 1)
+            token += 64
+            codes = _load_codes(scale_ptr, token, scale_row, count - at - 64, 0, 16, ALIGN, CODES)
+            rest_codes = _load_codes(scale_ptr, token, scale_row, count - at - 64, 16, 2, ALIGN, REST_CODES)
+        mbarrier.wait(ready_s.index(slot), phase)
+        block = slot * BLOCKS
+        if count - at < 64:
+            for i in gl.static_range(BLOCKS):
+                _clear_rows(blocks_s.index(block + i), count - at)
         _barrier()
-        tile_s, rest_s = tiles_s.index(slot), rests_s.index(slot)
-        scores = _scores(tile_s, rest_s, groups_s, rest_groups_s, scales_s, rest_scales_s, SCORES)
+        scores = _scores(blocks_s, block, q_s, q_rest_s, scales_s, rest_scales_s, GROUPS, SCORES)
         # heavy: log2 of what a value weighs, its token's largest scale included.
         if GROUPS == 4:
             code = largest_s.load(gl.SliceLayout(1, SCORES))
-            halved = ((code - 1) << 23).to(gl.float32, bitcast=True)
+            halved = gl.where(code == 255, 0x7FC00000, (code - 1) << 23).to(gl.float32, bitcast=True)
             scores = scores * halved[:, None] * to_log2[None, :]
             scores = gl.where((tokens < count - at)[:, None], scores, float("-inf"))
             heavy = scores + (code - 127).to(gl.float32)[:, None]
         else:
             scores = gl.where((tokens < count - at)[:, None], scores * to_log2[None, :], float("-inf"))
             heavy = scores
-        new_peak = gl.maximum(peak, gl.max(heavy, 0))
+        new_peak = gl.maximum(peak, _largest_of_columns(heavy, peaks_s))
+        if GROUPS == 4:
+            # Weights up to 2^8 do no harm, and the sums are seldom touched. fp8's loop is no faster for it.
+            grown = gl.max(gl.where(new_peak > peak + 8, 1, 0), 0)
+            new_peak = gl.where(grown > 0, new_peak, peak)
         fade = gl.exp2(peak - new_peak)
         peak = new_peak
         weights = gl.exp2(heavy - peak[None, :])
@@ -1340,31 +1386,29 @@ def _wgmma_kernel(
         weights_s.store(weights.to(gl.float16))
         fade = gl.convert_layout(fade, gl.SliceLayout(0, SUMS))[None, :]
         _barrier()
-        faded = ()
-        for g in gl.static_range(8):
-            faded = faded + (sums[g] * fade,)
-        sums = faded
+        if GROUPS == 2 or grown > 0:
+            faded = ()
+            for g in gl.static_range(8):
+                faded = faded + (sums[g] * fade,)
+            sums = faded
         for i in gl.static_range(0, 64, SOME):
             some_weights = weights_s.slice(i, SOME).load(gl.DotOperandLayout(1, SUMS, 2))
-            some_s = tile_s.slice(i, SOME)
-            some_scales_s = value_scales_s.slice(i, SOME, 1)
             added = ()
-            for j in gl.static_range(8 // GROUPS):
-                values = some_s.slice(j * 64, 64, 1).permute([1, 0]).load(VALUES)
+            for j in gl.static_range(BLOCKS - 1):
+                values = blocks_s.index(block + j).slice(i, SOME).permute([1, 0]).load(VALUES)
                 if GROUPS == 2:
                     parts = _unpack_fp8(values, False)
                 else:
-                    parts = _unpack_fp4(values, _spread_scales(some_scales_s.slice(j * 8, 8), False, VALUES))
+                    some_scales_s = value_scales_s.slice(j * 8, 8).slice(i, SOME, 1)
+                    parts = _unpack_fp4(values, _spread_scales(some_scales_s, False, VALUES))
                 for g in gl.static_range(GROUPS):
                     added = added + (hopper.mma_v2(parts[g], some_weights, sums[GROUPS * j + g]),)
             sums = added
         _barrier()
-        _load_rows(tile_s, tile_ptr, count - at - STAGES * 64, 0, ROW)
-        _load_rows(rest_s, tile_ptr, count - at - STAGES * 64, WIDTH, ROW)
-        async_copy.commit_group()
-        tile_ptr += 64 * ROW
+        if at + STAGES * 64 < count:
+            _start_tile(cache, first + at + STAGES * 64, blocks_s, slot, ready_s, BLOCKS)
+        phase = gl.where(slot == STAGES - 1, phase ^ 1, phase)
         slot = gl.where(slot == STAGES - 1, 0, slot + 1)
-    async_copy.wait_group(0)
 
     if SPLIT:
         tl.extra.cuda.gdc_launch_dependents()
@@ -1432,9 +1476,14 @@ def fused_launches(
     partial = q.new_empty(parts * V_HEAD_DIM, dtype=torch.float16 if scaled else torch.float32)
     lse = q.new_empty(parts, dtype=torch.float32)
     overlap = target == "nvidia" and merge == "kernel"
+    if tile.design == "wgmma":
+        rows = cache.view(-1, cache.shape[-1])
+        source = {"cache": TensorDescriptor.from_tensor(rows, [64, 64], _SWIZZLED)}
+    else:
+        source = {"cache_ptr": cache}
     arguments = {
         "q_ptr": q,
-        "cache_ptr": cache,
+        **source,
         "scale_ptr": scale,
         "kv_indptr": kv_indptr,
         "partial_ptr": partial,
@@ -1445,7 +1494,8 @@ def fused_launches(
     }
     if tile.design == "wgmma":
         kernel, options = _wgmma_kernel, {"num_warps": tile.warps}
-        constants = {"GROUPS": _GROUPS[layout], "STAGES": tile.stages, "SPLIT": splits > 1}
+        groups, align = _GROUPS[layout], math.gcd(scale_row, 8)
+        constants = {"GROUPS": groups, "STAGES": tile.stages, "SPLIT": splits > 1, "ALIGN": align}
     else:
         kernel, options = _fused_kernel, {"num_warps": tile.warps, "num_stages": tile.stages}
         arguments["tickets_ptr"] = tickets

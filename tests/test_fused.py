@@ -95,7 +95,7 @@ def test_the_compiler_for_sm_90_reports_no_trouble(cache, splits, tmp_path):
         r"wgmma\.mma_async\.sync\.aligned\.m64n16k16\.f32\.f16\.f16",
         r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32",
         r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans",
-        r"cp\.async\.cg\.shared\.global.*, 0x10",
+        r"cp\.async\.bulk\.tensor\.2d",
     ):
         assert re.search(instruction, compiled.asm["ptx"]), instruction
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
@@ -116,7 +116,9 @@ def compile_for_sm_90(cache: str, splits: int):
     case = Ragged([64], cache, seed=1)
     case.out = case.out.bfloat16()
     kernel, _, arguments, constants, options = case.launches(wgmma_plan(cache, splits), "nvidia")[0]
-    signature = {name: types[getattr(a, "dtype", type(a))] for name, a in arguments.items()}
+    signature = {name: types.get(getattr(a, "dtype", type(a))) for name, a in arguments.items()}
+    blocks = arguments["cache"]
+    signature["cache"] = f"tensordesc<i16{blocks.block_shape},{blocks.layout!r}>"
     aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(arguments.values()) if isinstance(a, torch.Tensor)}
     source = GluonASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -222,6 +224,20 @@ def test_wgmma_does_not_hide_a_scale_that_is_no_number(block):
     run_wgmma(case, "mxfp4", 1)
     assert torch.isfinite(case.out[0]).all()
     assert torch.isnan(case.out[1]).any(1).all()
+
+
+@on_hopper
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("cache", WGMMA_CACHES)
+@pytest.mark.parametrize("kept", range(4))
+def test_wgmma_takes_nothing_from_other_sequences(cache, splits, kept):
+    """Tiles end in the middle of a sequence; what follows there is NaN."""
+    case = Ragged([33, 65, 130, 1], cache, seed=4)
+    others = torch.ones(len(case.held), dtype=torch.bool)
+    others[case.indptr[kept] : case.indptr[kept + 1]] = False
+    (case.cache if cache == "fp8" else case.scale).view(torch.uint8)[others] = 0x7F if cache == "fp8" else 0xFF
+    run_wgmma(case, cache, splits)
+    assert case.errors()[kept] < 0.004
 
 
 @on_gpu
