@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import submission
 from bench.census import take_census
-from bench.checks import CHECKS, HARD, Scope, run_check
+from bench.checks import CHECKS, HARD, MAX_LOGIT, Scope, run_check
 from bench.cli import app
 from bench.loading import load
 from bench.needles import Needle, diagnose, edges, ends, plan_needles, with_needles
@@ -253,7 +253,7 @@ def test_no_misses_no_words():
 # ---- Hard numbers are as hard as they say ----
 
 
-def test_hard_numbers_stay_in_the_range_of_the_fp8_runners():
+def test_hard_numbers_stay_in_the_range_of_the_fp8_runners_and_of_float32():
     q, kv_data, *_ = generate_input(4, 1, 1024, 2, device="cpu")
     peaks = {}
     for name, change in HARD.items():
@@ -261,9 +261,11 @@ def test_hard_numbers_stay_in_the_range_of_the_fp8_runners():
         assert hard_q.abs().max() <= 448, name
         assert torch.isfinite(hard_kv).all(), name
         keys = hard_kv.float().view(4, 1024, 576)
-        peaks[name] = (hard_q.float() @ keys.transpose(1, 2) / 24).abs().max().item()
+        peaks[name] = (hard_q.double() @ keys.double().transpose(1, 2) / 24).abs().max().item()
+        assert peaks[name] <= MAX_LOGIT, f"{name}: float32 does not hold such logits to a part of gate A"
     assert 70 < peaks["logits to about ±80"] < 100
     assert peaks["q at ±448, the edge of fp8"] > 300
+    assert peaks["a cache scale of 1e4, logits to ±2500"] > 1500
 
 
 @pytest.mark.parametrize("seed", range(20))
