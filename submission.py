@@ -1271,7 +1271,9 @@ def _wgmma_kernel(
     """Program (s, b) attends to the s-th part of sequence b. cache: a descriptor of its rows, int16, in blocks of (64,
     64). GROUPS: 2 for fp8, 4 for mxfp4, the dims in an int16. SPLIT: it leaves a partial result and its lse, else the
     output. ALIGN divides scale_row. 4 warps."""
-    BLOCKS: constexpr = 8 // GROUPS + 1  # of a tile: values, which are keys too, and one of which 64 dims are keys alone
+    BLOCKS: constexpr = (
+        8 // GROUPS + 1
+    )  # of a tile: values, which are keys too, and one of which 64 dims are keys alone
     SCORES: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])  # tokens × heads
     SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
     VALUES: constexpr = gl.DotOperandLayout(0, SUMS, 2)

@@ -35,6 +35,12 @@ class Ragged:
         else:
             self.held = numpy_of(self.cache)[:, 0] * numpy_of(self.scale)
 
+    def move_to_gpu(self) -> None:
+        """As bytes: torch copies not every type with deterministic algorithms asked for."""
+        for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
+            tensor = getattr(self, name)
+            setattr(self, name, tensor.view(torch.uint8).cuda().view(tensor.dtype))
+
     def launches(self, plan: Plan, target: str) -> list:
         return fused_launches(
             self.q, self.cache, self.scale, self.indptr, SM_SCALE, plan, self.out, self.tickets, target

@@ -1,8 +1,7 @@
 """The fused kernel: compiled for gfx950 and run there, instruction by instruction; on a GPU for real. Plans, tables and
-refusals besides. test_fused_interpreted.py has it interpreted."""
+refusals besides. test_fused_interpreted.py has it interpreted, test_wgmma.py the kernel for sm_90."""
 
 import re
-import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 import submission
 from reference import check_exact, generate_input
 from submission import InputError, Plan, Tile, custom_kernel, plan_for
-from tests.conftest import on_gpu
+from tests.conftest import on_gpu, on_hopper
 from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
@@ -74,64 +73,7 @@ def test_the_compiler_for_gfx950_reports_no_trouble(cache, shape):
         assert re.search(instruction, code.assembly), instruction
 
 
-# ---- sm_90 machine code ----
-
-
-WGMMA_CACHES = ("fp8", "mxfp4")
-
-
-def wgmma_plan(cache: str, splits: int, stages: int = 2) -> Plan:
-    return Plan("fused", splits, tile=replace(submission._WGMMA, cache=cache, stages=stages))
-
-
-@pytest.mark.skipif(not hasattr(submission.hopper, "mma_v2"), reason="needs Triton 3.6 or later")
-@pytest.mark.parametrize("splits", [1, 5])
-@pytest.mark.parametrize("cache", WGMMA_CACHES)
-def test_the_compiler_for_sm_90_reports_no_trouble(cache, splits, tmp_path):
-    """No spills, two programs in a multiprocessor, wgmma and mma, 16-byte loads, transposed reads."""
-    compiled = compile_for_sm_90(cache, splits)
-    assert 2 * (compiled.metadata.shared + 1024) <= 228 * 1024
-    for instruction in (
-        r"wgmma\.mma_async\.sync\.aligned\.m64n16k16\.f32\.f16\.f16",
-        r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32",
-        r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans",
-        r"cp\.async\.bulk\.tensor\.2d",
-    ):
-        assert re.search(instruction, compiled.asm["ptx"]), instruction
-    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
-    dump = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(tmp_path / "kernel.cubin")]
-    usage = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL"))
-    assert stack == local == 0
-    assert 2 * 128 * registers <= 65536
-
-
-def compile_for_sm_90(cache: str, splits: int):
-    """What Triton makes of the first launch, on a machine that needs no GPU."""
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
-    types |= {torch.int16: "*i16", torch.uint8: "*u8", float: "fp32", int: "i32"}
-    case = Ragged([64], cache, seed=1)
-    case.out = case.out.bfloat16()
-    kernel, _, arguments, constants, options = case.launches(wgmma_plan(cache, splits), "nvidia")[0]
-    signature = {name: types.get(getattr(a, "dtype", type(a))) for name, a in arguments.items()}
-    blocks = arguments["cache"]
-    signature["cache"] = f"tensordesc<i16{blocks.block_shape},{blocks.layout!r}>"
-    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(arguments.values()) if isinstance(a, torch.Tensor)}
-    source = GluonASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
 # ---- On a GPU ----
-
-
-def _move_to_gpu(case: Ragged) -> None:
-    """As bytes: torch copies not every type with deterministic algorithms asked for."""
-    for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
-        tensor = getattr(case, name)
-        setattr(case, name, tensor.view(torch.uint8).cuda().view(tensor.dtype))
 
 
 @on_gpu
@@ -142,7 +84,7 @@ def _move_to_gpu(case: Ragged) -> None:
 def test_on_a_gpu(cache, splits, merge, block, warps):
     case = Ragged([700, 0, 1, 33, 129], cache, seed=31)
     case.out = case.out.bfloat16()
-    _move_to_gpu(case)
+    case.move_to_gpu()
     target = submission._triton_target(case.q.device)
     for _ in range(3):
         case.out.fill_(torch.nan)
@@ -151,93 +93,6 @@ def test_on_a_gpu(cache, splits, merge, block, warps):
             kernel[grid](**arguments, **constants, **options)
         assert max(case.errors()) < 0.004
         assert not case.tickets.any()
-
-
-on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not submission._has_wgmma(torch.device("cuda", torch.cuda.current_device())),
-    reason="needs an sm_90 GPU and Triton 3.6 or later",
-)
-
-
-def run_wgmma(case: Ragged, cache: str, splits: int, stages: int = 2) -> None:
-    """Fill case.out; case is moved to the GPU."""
-    case.out = case.out.bfloat16()
-    _move_to_gpu(case)
-    case.out.fill_(torch.nan)
-    for kernel, grid, arguments, constants, options in case.launches(wgmma_plan(cache, splits, stages), "nvidia"):
-        kernel[grid](**arguments, **constants, **options)
-
-
-@on_hopper
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("splits", [1, 2, 5, 33, 128])
-@pytest.mark.parametrize("cache", WGMMA_CACHES)
-def test_wgmma(cache, splits, stages):
-    case = Ragged([700, 0, 1, 33, 64, 129, 65, 2], cache, seed=splits)
-    run_wgmma(case, cache, splits, stages)
-    assert max(case.errors()) < 0.004
-
-
-@on_hopper
-@pytest.mark.parametrize(
-    ("scale_q", "change"),
-    [
-        (1e6, lambda kv: kv * 1e-6),
-        (1e-6, lambda kv: kv * 1e5),
-        (1e-38, lambda kv: kv),
-        (1.0, lambda kv: torch.where(torch.arange(576) == 77, kv * 1000, kv)),
-        (1.0, lambda kv: torch.where(torch.arange(576) == 560, kv * 1000, kv)),
-        (40.0, lambda kv: kv),
-        (1.0, lambda kv: kv * torch.logspace(-6, 6, len(kv)).view(-1, 1, 1)),
-        (1.0, lambda kv: torch.where(torch.arange(len(kv)).view(-1, 1, 1) % 3 == 0, kv, 0)),
-        (1.0, torch.zeros_like),
-    ],
-)
-@pytest.mark.parametrize("cache", WGMMA_CACHES)
-def test_wgmma_with_hard_numbers(cache, scale_q, change):
-    """A query past float16's range, near float32's bottom, outlier channels among the values' dims and the others,
-    large logits, tokens of all magnitudes, tokens of zeros, a cache of zeros."""
-    case = Ragged([200, 33], cache, seed=9)
-    kv = change(torch.randn(233, 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()).bfloat16()
-    case.q = (case.q * scale_q).bfloat16()
-    case.hold(kv, cache)
-    run_wgmma(case, cache, 2)
-    assert max(case.errors()) < 0.004 if case.held.any() else not case.out.any()
-
-
-@on_hopper
-@pytest.mark.parametrize("cache", WGMMA_CACHES)
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-def test_wgmma_does_not_hide_a_query_that_is_not_finite(cache, wrong):
-    case = Ragged([70, 33], cache, seed=2)
-    case.q[1, 3, 40] = wrong
-    run_wgmma(case, cache, 1)
-    assert torch.isfinite(case.out[0]).all()
-    assert torch.isnan(case.out[1, 3]).all()
-
-
-@on_hopper
-@pytest.mark.parametrize("block", [3, 17])
-def test_wgmma_does_not_hide_a_scale_that_is_no_number(block):
-    case = Ragged([70, 33], "mxfp4", seed=2)
-    case.scale.view(torch.uint8)[75, block] = 255
-    run_wgmma(case, "mxfp4", 1)
-    assert torch.isfinite(case.out[0]).all()
-    assert torch.isnan(case.out[1]).any(1).all()
-
-
-@on_hopper
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("cache", WGMMA_CACHES)
-@pytest.mark.parametrize("kept", range(4))
-def test_wgmma_takes_nothing_from_other_sequences(cache, splits, kept):
-    """Tiles end in the middle of a sequence; what follows there is NaN."""
-    case = Ragged([33, 65, 130, 1], cache, seed=4)
-    others = torch.ones(len(case.held), dtype=torch.bool)
-    others[case.indptr[kept] : case.indptr[kept + 1]] = False
-    (case.cache if cache == "fp8" else case.scale).view(torch.uint8)[others] = 0x7F if cache == "fp8" else 0xFF
-    run_wgmma(case, cache, splits)
-    assert case.errors()[kept] < 0.004
 
 
 @on_gpu
