@@ -1045,11 +1045,11 @@ def _fused_kernel(
 
 # ---- The same for sm_90, fp8 and mxfp4: Gluon, in whose terms layouts and barriers are explicit ----
 #
-# Tiles of 64 tokens come by TMA into a ring in shared memory, in blocks of 64 elements of two or four dims, are read from
-# there as keys in rows and as values transposed, and made float16 in registers: nothing converted goes back to shared
-# memory. Scores are products of wgmma, whose 64 rows are the tokens and whose columns are the heads; outputs are
-# products of mma with dims as rows. wgmma would take the keys as fp8, but keeps 14 bits or so of a sum of fp8 products:
-# too few for large logits.
+# Tiles of 64 tokens come by TMA into a ring in shared memory, in blocks of 64 elements of two or four dims. They are
+# read from there as keys in rows and as values transposed, and made float16 in registers: nothing converted goes back.
+# Scores are products of wgmma, whose 64 rows are the tokens and whose columns are the heads; outputs are products of
+# mma with dims as rows. wgmma would take the keys as fp8, but keeps 14 bits or so of a sum of fp8 products: too few for
+# large logits.
 #
 # mxfp4: a token's largest scale is taken out, and multiplied into its scores and its weight; what is left of each scale
 # is multiplied into the elements. So a block is exact down to 2^-24 of the token's largest, and then fades to zero; and
@@ -1118,7 +1118,8 @@ def _unpack_fp4(x, scale):
         "and.b32 v2, even, 0x8e008e00; shl.b32 a, even, 8; and.b32 v0, a, 0x8e008e00; "
         "and.b32 v3, odd, 0x8e008e00; shl.b32 b, odd, 8; and.b32 v1, b, 0x8e008e00; "
         "mul.rn.f16x2 $0, v0, $5; mul.rn.f16x2 $1, v1, $5; mul.rn.f16x2 $2, v2, $5; mul.rn.f16x2 $3, v3, $5;}",
-        "=r,=r,=r,=r,r,r" + MORE, [x, scale], dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2,
+        "=r,=r,=r,=r,r,r" + MORE, [x, scale],
+        dtype=(gl.float16, gl.float16, gl.float16, gl.float16), is_pure=True, pack=2,
     )  # fmt: skip
 
 
@@ -1271,9 +1272,7 @@ def _wgmma_kernel(
     """Program (s, b) attends to the s-th part of sequence b. cache: a descriptor of its rows, int16, in blocks of (64,
     64). GROUPS: 2 for fp8, 4 for mxfp4, the dims in an int16. SPLIT: it leaves a partial result and its lse, else the
     output. ALIGN divides scale_row. 4 warps."""
-    BLOCKS: constexpr = (
-        8 // GROUPS + 1
-    )  # of a tile: values, which are keys too, and one of which 64 dims are keys alone
+    BLOCKS: constexpr = 8 // GROUPS + 1  # of a tile: those of the values, and one for the 64 dims that are keys only
     SCORES: constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])  # tokens × heads
     SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
     VALUES: constexpr = gl.DotOperandLayout(0, SUMS, 2)
