@@ -1053,7 +1053,7 @@ def _fused_kernel(
 #
 # mxfp4: a token's largest scale is taken out, and multiplied into its scores and its weight; what is left of each scale
 # is multiplied into the elements. So a block is exact down to 2^-24 of the token's largest, and then fades to zero; and
-# so do scales below 2^-124.
+# so do scales below 2^-119.
 
 _gluon_jit = gluon.jit if _GLUON else lambda function: function
 _constexpr_function = getattr(triton, "constexpr_function", lambda function: function)
@@ -1277,6 +1277,8 @@ def _wgmma_kernel(
     SUMS: constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])  # dims × heads
     VALUES: constexpr = gl.DotOperandLayout(0, SUMS, 2)
     SOME: constexpr = 128 // GROUPS  # tokens whose values are unpacked at once
+    # The sum of mxfp4's probabilities lacks the largest scales, which the peak has: 2^LIFT keeps it from 0.
+    LIFT: constexpr = 0 if GROUPS == 2 else 5
     QUERY: constexpr = gl.BlockedLayout([1, 16], [1, 32], [4, 1], [1, 0])
     REST_QUERY: constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     CODES: constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
@@ -1322,11 +1324,13 @@ def _wgmma_kernel(
     _store_query(q_rest_s, q_rest, gl.convert_layout(power, gl.SliceLayout(1, REST_QUERY)), GROUPS)
     hopper.fence_async_shared()
     to_log2 = gl.convert_layout(undone, gl.SliceLayout(0, SCORES)) * (sm_scale * 1.4426950408889634)
-    # What is left of a scale is multiplied by 2^15 and an fp4 by 2^-14: together by 2.
-    cache_scale = 0.5
     if GROUPS == 2:
         cache_scale = gl.load(scale_ptr)
         to_log2 *= cache_scale
+    else:
+        # What is left of a scale is multiplied by 2^15 and an fp4 by 2^-14: together by 2.
+        cache_scale = 0.5 * 2.0**LIFT
+        to_log2 *= 2.0**14  # and largest scales by as much less: scores stay in float32's range, whatever a scale is
 
     weights_s = gl.allocate_shared_memory(gl.float16, [64, 16], gl.NVMMASharedLayout(32, 16))
     peaks_s = gl.allocate_shared_memory(gl.float32, [4, 16], UNSWIZZLED)
@@ -1347,8 +1351,8 @@ def _wgmma_kernel(
         if GROUPS == 4:
             some, others = codes.to(gl.int32), rest_codes.to(gl.int32)
             largest = gl.convert_layout(gl.max(others, 1), gl.SliceLayout(1, CODES), assert_trivial=True)
-            # 2^-100 at the least: zeros have the lowest code, which would bring the sum to infinity.
-            largest = gl.maximum(gl.maximum(gl.max(some, 1), largest), 27)
+            # 2^-95 at the least: zeros have the lowest code, which would bring the sum to infinity.
+            largest = gl.maximum(gl.maximum(gl.max(some, 1), largest), 32)
             below = _below(largest, some)
             scales_s.store(below * 0x10001)
             value_scales_s.permute([1, 0]).store(below.to(gl.int16).to(gl.float16, bitcast=True))
@@ -1368,8 +1372,8 @@ def _wgmma_kernel(
         # heavy: log2 of what a value weighs, its token's largest scale included.
         if GROUPS == 4:
             code = largest_s.load(gl.SliceLayout(1, SCORES))
-            halved = gl.where(code == 255, 0x7FC00000, (code - 1) << 23).to(gl.float32, bitcast=True)
-            scores = scores * halved[:, None] * to_log2[None, :]
+            lowered = gl.where(code == 255, 0x7FC00000, (code - 15) << 23).to(gl.float32, bitcast=True)
+            scores = scores * lowered[:, None] * to_log2[None, :]
             scores = gl.where((tokens < count - at)[:, None], scores, float("-inf"))
             heavy = scores + (code - 127).to(gl.float32)[:, None]
         else:
@@ -1383,7 +1387,7 @@ def _wgmma_kernel(
         fade = gl.exp2(peak - new_peak)
         peak = new_peak
         weights = gl.exp2(heavy - peak[None, :])
-        total = total * fade[None, :] + (weights if GROUPS == 2 else gl.exp2(scores - peak[None, :]))
+        total = total * fade[None, :] + (weights if GROUPS == 2 else gl.exp2(scores - (peak - LIFT)[None, :]))
         weights_s.store(weights.to(gl.float16))
         fade = gl.convert_layout(fade, gl.SliceLayout(0, SUMS))[None, :]
         _barrier()
@@ -1418,7 +1422,7 @@ def _wgmma_kernel(
     factor = gl.where(whole > 0, _approximate("rcp", some_weight), 0.0)
     if SPLIT:
         part = batch.to(gl.int64) * splits + split
-        lse = gl.where(whole > 0, peak + _approximate("lg2", some_weight), float("-inf"))
+        lse = gl.where(whole > 0, peak - LIFT + _approximate("lg2", some_weight), float("-inf"))
         gl.store(lse_ptr + part * 16 + gl.arange(0, 16, gl.SliceLayout(0, SCORES)), lse)
         row_ptr = partial_ptr + part * 8192
     else:

@@ -2,8 +2,9 @@
 
 Whole tensors are computed with, so layouts mean nothing, but for pairs in a register, which lie along the last axis.
 PTX of inline assembly is evaluated instruction by instruction. Shared memory begins as NaN; loads and stores outside a
-tensor raise AssertionError, as does waiting for a copy that nobody has asked for. TMA copies land when they are asked
-for ("early") or when they are waited for ("late"): between the two lies everything that a GPU may do.
+tensor raise AssertionError, as does waiting for a copy that nobody has asked for, and ending before one has come. TMA
+copies land when they are asked for ("early") or when they are waited for ("late"): between the two lies everything that
+a GPU may do. Asynchronous products are NaN until they are waited for. Warps run in step: barriers mean nothing here.
 """
 
 import functools
@@ -132,6 +133,10 @@ class Copies:
         assert self.phases[key] % 2 != int(phase), "waits for a phase that does not end"
         self._land(key)
 
+    def end(self) -> None:
+        assert not any(self.missing.values()), "ends before all bytes have come"
+        assert not any(self.waiting.values()), "ends without having waited for a copy"
+
     def _land(self, key: int) -> None:
         for copy in self.waiting[key]:
             copy()
@@ -154,14 +159,27 @@ class Rows:
         return block
 
 
-def _multiply(a: torch.Tensor, b: Shared | torch.Tensor, sums: torch.Tensor, is_async: bool = False) -> Value:
-    b = b.load() if isinstance(b, Shared) else b
+def _multiply(a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor) -> Value:
     assert a.dtype == b.dtype == torch.float16
     return _value(sums + a.float() @ b.float())
 
 
-def _wait_for_products(count: int, sums: list | tuple) -> Value | tuple:
-    return sums[0] if len(sums) == 1 else tuple(sums)
+class Products:
+    """Those of wgmma, in order."""
+
+    def __init__(self):
+        self.pending: list[Callable[[], None]] = []
+
+    def multiply(self, a: torch.Tensor, b: Shared, sums: torch.Tensor, is_async: bool) -> Value:
+        assert is_async
+        result = torch.full_like(sums, torch.nan)
+        self.pending.append(lambda: result.copy_(_multiply(a, b.load(), sums)))
+        return result
+
+    def wait(self, count: int, sums: list | tuple) -> Value | tuple:
+        while len(self.pending) > count:
+            self.pending.pop(0)()
+        return sums[0] if len(sums) == 1 else tuple(sums)
 
 
 # ---- Inline assembly ----
@@ -184,6 +202,7 @@ def _word(halves: torch.Tensor) -> torch.Tensor:
 
 
 def _prmt(a: torch.Tensor, b: torch.Tensor, selector: torch.Tensor) -> torch.Tensor:
+    assert int(selector) & 0x8888 == 0, "signs are not replicated here"
     picked = [((b << 32 | a) >> 8 * int(selector >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4)]
     return picked[0] | picked[1] | picked[2] | picked[3]
 
@@ -273,6 +292,12 @@ def _larger(a: torch.Tensor, b: torch.Tensor | int) -> Value:
     return torch.fmax(a, b) if a.dtype.is_floating_point else torch.maximum(a, b)
 
 
+def _exp2(x: torch.Tensor) -> Value:
+    """As ex2.approx.ftz: no denormals."""
+    result = torch.exp2(x)
+    return torch.where(result < 2.0**-126, 0.0, result)
+
+
 def _multiple_of(x: torch.Tensor, factor: int) -> torch.Tensor:
     assert (torch.as_tensor(x) % factor == 0).all(), f"no multiples of {factor}"
     return x
@@ -307,7 +332,7 @@ def _language(program: tuple[int, int], programs: tuple[int, int]) -> SimpleName
         minimum=lambda a, b: torch.minimum(a, torch.as_tensor(b, dtype=a.dtype)),
         sum=lambda x, axis: x.sum(axis),
         where=lambda condition, a, b: _value(torch.where(torch.as_tensor(condition), a, b)),
-        exp2=torch.exp2,
+        exp2=_exp2,
         abs=torch.abs,
         cdiv=lambda a, b: -(-a // b),
     )
@@ -319,11 +344,11 @@ def run(launch: "submission.Launch", late: bool = False) -> None:
         name: Pointer(a) if isinstance(a, torch.Tensor) else Rows(a) if hasattr(a, "block_shape") else a
         for name, a in launch.arguments.items()
     }
-    copies = Copies(late)
+    copies, products = Copies(late), Products()
     names = dict(vars(submission))
     names["hopper"] = SimpleNamespace(
-        warpgroup_mma=_multiply,
-        warpgroup_mma_wait=_wait_for_products,
+        warpgroup_mma=products.multiply,
+        warpgroup_mma_wait=products.wait,
         mma_v2=_multiply,
         fence_async_shared=lambda: None,
     )
@@ -343,3 +368,5 @@ def run(launch: "submission.Launch", late: bool = False) -> None:
         for split in range(launch.grid[0]):
             names["gl"] = _language((split, batch), launch.grid)
             names[launch.kernel.__name__](**arguments, **launch.constants)
+            copies.end()
+            assert not products.pending, "ends without having waited for a product"

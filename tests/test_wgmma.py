@@ -11,6 +11,7 @@ import torch
 import submission
 from submission import Plan
 from tests.conftest import on_hopper
+from tests.oracle import mxfp4_values, numpy_of
 from tests.ragged import Ragged
 
 if not submission._GLUON:
@@ -44,21 +45,22 @@ def run(case: Ragged, cache: str, where: str, splits: int, stages: int = 2) -> N
 
 
 def merge(partial_ptr, lse_ptr, scale_ptr, out_ptr, splits) -> None:
-    """What _merge_kernel is for: parts, each divided by its own sum, weighted by 2^lse."""
-    shares = torch.softmax(lse_ptr.view(-1, splits, 16).double() * torch.log(torch.tensor(2.0)), 1).nan_to_num(0)
+    """What _merge_kernel is for: parts, each divided by its own sum, weighted by 2^lse; NaN stays."""
+    lse = lse_ptr.view(-1, splits, 16, 1).double()
     parts = partial_ptr.view(-1, splits, 16, 512).double()
+    shares = torch.exp2(lse - lse.nan_to_num(-torch.inf).amax(1, keepdim=True).nan_to_num(0, neginf=0))
     scale = scale_ptr.double() if scale_ptr.dtype == torch.float32 else 1.0
-    out_ptr.copy_((shares[..., None] * parts).sum(1) * scale)
+    out_ptr.copy_((shares * parts).sum(1) / shares.sum(1).where(shares.sum(1) != 0, 1) * scale)
 
 
 # ---- What it computes ----
 
 
 @pytest.mark.parametrize("where", ["early", "late", gpu])
-@pytest.mark.parametrize(("splits", "stages"), [(1, 1), (1, 2), (2, 4), (5, 2), (33, 2)])
+@pytest.mark.parametrize(("splits", "stages"), [(1, 1), (1, 2), (1, 3), (2, 4), (5, 2), (33, 2)])
 @pytest.mark.parametrize("cache", CACHES)
 def test_ragged_sequences(cache, where, splits, stages):
-    case = Ragged([300, 0, 1, 33, 64, 129], cache, seed=splits)
+    case = Ragged([577, 0, 1, 33, 64, 129], cache, seed=splits)
     run(case, cache, where, splits, stages)
     assert max(case.errors()) < 0.004
 
@@ -76,12 +78,14 @@ def test_ragged_sequences(cache, where, splits, stages):
         (1.0, lambda kv: kv * torch.logspace(-6, 6, len(kv)).view(-1, 1, 1)),
         (1.0, lambda kv: torch.where(torch.arange(len(kv)).view(-1, 1, 1) % 3 == 0, kv, 0)),
         (1.0, torch.zeros_like),
+        (1.0, lambda kv: torch.where(torch.arange(len(kv)).view(-1, 1, 1) < 128, 0, kv)),
+        (1e-38, lambda kv: kv * 6e37),
     ],
 )
 @pytest.mark.parametrize("cache", CACHES)
 def test_hard_numbers(cache, where, scale_q, change):
     """A query past float16's range, near float32's bottom, outlier channels among the values' dims and the others,
-    large logits, tokens of all magnitudes, tokens of zeros, a cache of zeros."""
+    large logits, tokens of all magnitudes, tokens of zeros, a cache of zeros, a part of zeros, float32's top."""
     case = Ragged([200, 33], cache, seed=9)
     kv = change(torch.randn(233, 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()).bfloat16()
     case.q = (case.q * scale_q).bfloat16()
@@ -93,22 +97,37 @@ def test_hard_numbers(cache, where, scale_q, change):
 @everywhere
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-def test_a_query_that_is_not_finite_shows(cache, where, wrong):
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_query_that_is_not_finite_shows(cache, where, wrong, splits):
     case = Ragged([70, 33], cache, seed=2)
     case.q[1, 3, 40] = wrong
-    run(case, cache, where, 1)
+    run(case, cache, where, splits)
     assert torch.isfinite(case.out[0]).all()
     assert torch.isnan(case.out[1, 3]).all()
 
 
 @everywhere
 @pytest.mark.parametrize("block", [3, 17])
-def test_a_scale_that_is_no_number_shows(where, block):
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_scale_that_is_no_number_shows(where, block, splits):
     case = Ragged([70, 33], "mxfp4", seed=2)
     case.scale.view(torch.uint8)[75, block] = 255
-    run(case, "mxfp4", where, 1)
+    run(case, "mxfp4", where, splits)
     assert torch.isfinite(case.out[0]).all()
     assert torch.isnan(case.out[1]).any(1).all()
+
+
+@everywhere
+@pytest.mark.parametrize("code", [8, 31, 33, 127, 200, 249, 250, 252])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_every_scale_of_mxfp4(where, code, splits):
+    """From 2^-119 to where values leave bfloat16; alone and beside each other."""
+    case = Ragged([1, 70], "mxfp4", seed=3)
+    case.q.zero_()
+    case.scale.view(torch.uint8).fill_(code)
+    case.held = mxfp4_values(numpy_of(case.cache)[:, 0], numpy_of(case.scale))
+    run(case, "mxfp4", where, splits)
+    assert max(case.errors()) < 0.004
 
 
 @everywhere
@@ -187,6 +206,18 @@ def test_a_copy_that_goes_wrong_is_reported(act, says):
         act(copies, barrier, rows, gluon_on_torch._allocate(torch.int16, [64, 64], None))
 
 
+def test_a_product_is_not_there_before_it_is_waited_for():
+    products, ones = gluon_on_torch.Products(), torch.ones(4, 4, dtype=torch.float16)
+    b = gluon_on_torch.Shared(ones)
+    first = products.multiply(ones, b, torch.zeros(4, 4), is_async=True)
+    second = products.multiply(ones, b, first, is_async=True)
+    products.wait(1, [first])
+    assert (first == 4).all()
+    assert second.isnan().all()
+    products.wait(0, [second])
+    assert (second == 8).all()
+
+
 def test_addresses_outside_of_a_tensor_are_reported():
     pointer = gluon_on_torch.Pointer(torch.zeros(8)) + torch.arange(4, 12)
     with pytest.raises(AssertionError, match="outside of the tensor"):
@@ -211,6 +242,12 @@ def test_the_compiler_for_sm_90_reports_no_trouble(cache, splits, tmp_path):
         r"cp\.async\.bulk\.tensor\.2d",
     ):
         assert re.search(instruction, compiled.asm["ptx"]), instruction
+    # The query is in sight of wgmma, and a slot has been read by all, before either goes on.
+    ptx = compiled.asm["ptx"]
+    first = ptx.index("wgmma.mma_async")
+    assert "bar.sync" in ptx[ptx.rindex("fence.proxy.async", 0, first) : first]
+    last_read = ptx.rindex("ldmatrix")
+    assert "bar.sync" in ptx[last_read : ptx.index("expect_tx", last_read)]
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     dump = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(tmp_path / "kernel.cubin")]
     usage = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
