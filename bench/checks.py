@@ -486,9 +486,10 @@ def _one_dim_a_head(q: torch.Tensor) -> torch.Tensor:
     return only
 
 
-# Each takes q and the cache, standard normal, and keeps |q| ≤ 448, the range of the runners that cast q with scale 1,
-# and |logits| ≤ MAX_LOGIT: float32 holds a logit to a relative 2^-24, which beyond is no longer small beside gate A.
+# float32 holds a logit to a relative 2^-24; beyond this that is no longer small beside gate A.
 MAX_LOGIT = 4000
+# Each takes q and the cache, standard normal, and keeps |q| ≤ 448, the range of the runners that cast q with scale 1,
+# and |logits| ≤ MAX_LOGIT.
 HARD: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
     "logits to about ±80": lambda q, kv: (q * 18, kv),
     "q at ±448, the edge of fp8": _to_peak,
