@@ -762,6 +762,7 @@ def run_a8w8_persistent(problem: Problem, plan: Plan, output: torch.Tensor) -> N
 # ---- The fused kernel: one Triton source for NVIDIA, AMD and Triton's interpreter ----
 
 FUSED_PRECISIONS = {"bf16": "a16w16", "fp8": "a16w8", "mxfp4": "a16w4"}
+_KERNEL_OF_DESIGN = {"plain": "_fused_kernel", "wgmma": "_wgmma_kernel"}
 MAX_FUSED_SPLITS = 128
 _MERGED_AT_ONCE = 32  # parts
 _TILE_CHOICES = {
@@ -770,7 +771,7 @@ _TILE_CHOICES = {
     "warps": (1, 2, 4, 8),
     "stages": (1, 2, 3, 4),
     "merge": ("last", "kernel"),
-    "design": ("plain", "wgmma"),
+    "design": tuple(_KERNEL_OF_DESIGN),
 }
 _WGMMA_CHOICES = {"cache": ("fp8", "mxfp4"), "block": (64,), "warps": (4,), "merge": ("kernel",)}
 # LAYOUT: how the elements of a cache tile hold values: one each, two e4m3 in an int16, or four e2m1 in an int16.
@@ -1578,7 +1579,8 @@ def _has_wgmma(device: torch.device) -> bool:
 @dataclass(frozen=True)
 class Runner:
     """A way to run a Plan: the function, the precision it reads at ("" where the tile's cache decides), whether it
-    follows a work list, its launches in order (as aiter's contest version names them), and whether aiter makes them."""
+    follows a work list, its launches in order as aiter's contest version names them (none where the tile's design names
+    the first), and whether aiter makes them."""
 
     run: Callable[[Problem, Plan, torch.Tensor], None]
     precision: str
@@ -1590,7 +1592,7 @@ class Runner:
 
     def kernels(self, plan: Plan) -> tuple[str, ...]:
         """What a warm call with `plan` launches."""
-        first = ("_wgmma_kernel",) if plan.tile and plan.tile.design == "wgmma" else self.first
+        first = (_KERNEL_OF_DESIGN[plan.tile.design],) if plan.tile else self.first
         if (self.one_split_is_final and plan.num_splits == 1) or (plan.tile and plan.tile.merge == "last"):
             return first
         return (*first, self.reduce)
@@ -1613,7 +1615,7 @@ RUNNERS: dict[str, Runner] = {
     "a8w8_persistent": Runner(
         run_a8w8_persistent, "a8w8", True, (_CAST, "mla_a8w8_qh16_qseqlen1_gqaratio16_ps"), "kn_mla_reduce_v1"
     ),
-    "fused": Runner(run_fused, "", False, ("_fused_kernel",), "_merge_kernel", one_split_is_final=True, on_aiter=False),
+    "fused": Runner(run_fused, "", False, (), "_merge_kernel", one_split_is_final=True, on_aiter=False),
 }
 
 
