@@ -1057,7 +1057,6 @@ def _fused_kernel(
 # so do scales below 2^-119.
 
 _gluon_jit = gluon.jit if _GLUON else lambda function: function
-_constexpr_function = getattr(triton, "constexpr_function", lambda function: function)
 # Names that changed between Triton 3.6 and 3.9.
 _load_block = getattr(tma, "async_load", None) or getattr(tma, "async_copy_global_to_shared", None)
 _barrier = getattr(gl, "barrier", None) or getattr(gl, "thread_barrier", None)
@@ -1124,32 +1123,25 @@ def _unpack_fp4(x, scale):
     )  # fmt: skip
 
 
-@_constexpr_function
-def _scale_layout(blocks, tokens, keys):
-    """How threads hold scales, so that 8 columns each make an operand of wgmma: (64 tokens, blocks, 8 columns); or 8
-    rows each one of mma: (8 blocks, 8 rows, tokens)."""
-    if keys:
-        more = [[0, 1 << i, 0] for i in range(blocks.bit_length() - 1)]
-        lanes = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-        warps = [[16, 0, 0], [32, 0, 0]]
-        return gl.DistributedLinearLayout([[0, 0, 1], [8, 0, 0], *more], lanes, warps, [], [tokens, blocks, 8])
-    registers = [[0, 0, 1], [1, 0, 0], *([0, 0, 8 << i] for i in range(tokens.bit_length() - 4))]
-    lanes = [[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[2, 0, 0], [4, 0, 0]], [], [blocks, 8, tokens])
-
-
 @_gluon_jit
 def _spread_scales(scales_s, KEYS: constexpr, OPERAND: constexpr):
-    """(64 tokens, blocks) to (64, 8 × blocks) if KEYS, else (8 blocks, tokens) to (64, tokens)."""
-    AXIS: constexpr = 2 if KEYS else 1
-    BLOCKS: constexpr = scales_s.shape[1 if KEYS else 0]
-    TOKENS: constexpr = scales_s.shape[0 if KEYS else 1]
-    SHAPE: constexpr = [TOKENS, BLOCKS, 8] if KEYS else [BLOCKS, 8, TOKENS]
-    WHOLE: constexpr = [TOKENS, BLOCKS * 8] if KEYS else [BLOCKS * 8, TOKENS]
-    LAYOUT: constexpr = _scale_layout(BLOCKS, TOKENS, KEYS)
-    scales = gl.expand_dims(scales_s.load(gl.SliceLayout(AXIS, LAYOUT)), AXIS)
-    spread = gl.broadcast(scales, gl.full(SHAPE, 0, scales.dtype, LAYOUT))[0]
-    return gl.convert_layout(gl.reshape(spread, WHOLE), OPERAND, assert_trivial=True)
+    """(64 tokens, 2 blocks) to (64, 16) if KEYS, an operand of wgmma; else (8 blocks, 32 tokens) to (64, 32), one of
+    mma: a thread reads the scales of the elements that it has."""
+    KEYS_LANES: constexpr = [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    VALUES_LANES: constexpr = [[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    if KEYS:
+        LAYOUT: constexpr = gl.DistributedLinearLayout(
+            [[0, 0, 1], [8, 0, 0], [0, 1, 0]], KEYS_LANES, [[16, 0, 0], [32, 0, 0]], [], [64, 2, 8]
+        )
+        scales = gl.expand_dims(scales_s.load(gl.SliceLayout(2, LAYOUT)), 2)
+        spread = gl.reshape(gl.broadcast(scales, gl.full([64, 2, 8], 0, scales.dtype, LAYOUT))[0], [64, 16])
+    else:
+        LAYOUT: constexpr = gl.DistributedLinearLayout(
+            [[0, 0, 1], [1, 0, 0], [0, 0, 8], [0, 0, 16]], VALUES_LANES, [[2, 0, 0], [4, 0, 0]], [], [8, 8, 32]
+        )
+        scales = gl.expand_dims(scales_s.load(gl.SliceLayout(1, LAYOUT)), 1)
+        spread = gl.reshape(gl.broadcast(scales, gl.full([8, 8, 32], 0, scales.dtype, LAYOUT))[0], [64, 32])
+    return gl.convert_layout(spread, OPERAND, assert_trivial=True)
 
 
 @_gluon_jit
@@ -1435,13 +1427,16 @@ def _wgmma_kernel(
 
 
 class Launch(NamedTuple):
-    """One launch of a Triton kernel: kernel[grid](**arguments, **constants, **options)."""
+    """One launch of a Triton kernel."""
 
     kernel: Callable
     grid: tuple[int, ...]
     arguments: dict[str, object]
     constants: dict[str, object]
     options: dict[str, int | bool]
+
+    def start(self) -> None:
+        self.kernel[self.grid](**self.arguments, **self.constants, **self.options)
 
 
 def fused_launches(
@@ -1483,28 +1478,14 @@ def fused_launches(
     lse = q.new_empty(parts, dtype=torch.float32)
     overlap = target == "nvidia" and merge == "kernel"
     if tile.design == "wgmma":
-        rows = cache.view(-1, cache.shape[-1])
-        source = {"cache": TensorDescriptor.from_tensor(rows, [64, 64], _SWIZZLED)}
-    else:
-        source = {"cache_ptr": cache}
-    arguments = {
-        "q_ptr": q,
-        **source,
-        "scale_ptr": scale,
-        "kv_indptr": kv_indptr,
-        "partial_ptr": partial,
-        "lse_ptr": lse,
-        "out_ptr": output,
-        "sm_scale": sm_scale,
-        "scale_row": scale_row,
-    }
-    if tile.design == "wgmma":
         kernel, options = _wgmma_kernel, {"num_warps": tile.warps}
+        rows = cache.view(-1, cache.shape[-1])
+        source, more = {"cache": TensorDescriptor.from_tensor(rows, [64, 64], _SWIZZLED)}, {}
         groups, align = _GROUPS[layout], math.gcd(scale_row, 8)
         constants = {"GROUPS": groups, "STAGES": tile.stages, "SPLIT": splits > 1, "ALIGN": align}
     else:
         kernel, options = _fused_kernel, {"num_warps": tile.warps, "num_stages": tile.stages}
-        arguments["tickets_ptr"] = tickets
+        source, more = {"cache_ptr": cache}, {"tickets_ptr": tickets}
         constants = {
             "LAYOUT": layout,
             "GROUPS": _GROUPS[layout],
@@ -1515,6 +1496,18 @@ def fused_launches(
             "PTX": target == "nvidia",
             "PDL": overlap,
         }
+    arguments = {
+        "q_ptr": q,
+        **source,
+        "scale_ptr": scale,
+        "kv_indptr": kv_indptr,
+        "partial_ptr": partial,
+        "lse_ptr": lse,
+        "out_ptr": output,
+        "sm_scale": sm_scale,
+        "scale_row": scale_row,
+        **more,
+    }
     decode = Launch(kernel, (splits, batch), arguments, constants, options)
     if merge != "kernel":
         return [decode]
@@ -1541,10 +1534,10 @@ def run_fused(problem: Problem, plan: Plan, output: torch.Tensor) -> None:
     }[plan.tile.cache]
     tickets = _tickets(problem.batch_size, device)
     target = _triton_target(device, plan.tile.design)
-    for kernel, grid, arguments, constants, options in fused_launches(
+    for launch in fused_launches(
         problem.q, cache, scale, problem.kv_indptr, problem.sm_scale, plan, output, tickets, target
     ):
-        kernel[grid](**arguments, **constants, **options)
+        launch.start()
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ check means for a kernel stands beside it in CHECKS.
 
 import contextlib
 import gc
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -50,8 +51,8 @@ class Scope:
     @property
     def small(self) -> list[Shape]:
         """The shapes that are cheap to repeat; the smallest if none is."""
-        fitting = [shape for shape in self.shapes if shape[0] * shape[1] <= REPEATED_TOKENS[self.quick]]
-        return fitting or [min(self.shapes, key=lambda shape: shape[0] * shape[1])]
+        fitting = [shape for shape in self.shapes if math.prod(shape) <= REPEATED_TOKENS[self.quick]]
+        return fitting or [min(self.shapes, key=math.prod)]
 
     @property
     def large(self) -> list[Shape]:
@@ -61,7 +62,7 @@ class Scope:
     @property
     def some_large(self) -> list[Shape]:
         """With --quick the smallest of them."""
-        return sorted(self.large, key=lambda shape: shape[0] * shape[1])[:1] if self.quick else self.large
+        return sorted(self.large, key=math.prod)[:1] if self.quick else self.large
 
 
 @dataclass
@@ -322,7 +323,7 @@ def fresh_work(subject: Subject, scope: Scope) -> Outcome:
             outcome.findings += [f"{label(shape)}: {finding}" for finding in findings]
     for shape in scope.some_large:
         outcome.findings += [f"{label(shape)}: {finding}" for finding in _same_tensors(subject, shape, scope.seed)]
-    smallest = min(scope.small, key=lambda shape: shape[0] * shape[1])
+    smallest = min(scope.small, key=math.prod)
     outcome.findings += [f"{label(smallest)}: {finding}" for finding in _many_alive(subject, smallest, scope.seed)]
     outcome.note = (
         f"{count([*scope.small, *scope.some_large])}: new tensors, overwritten ones, reused memory, other lengths"

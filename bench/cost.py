@@ -87,7 +87,8 @@ def _nothing_behind() -> Iterator[dict[str, Callable[[], None]]]:
 
     original = aiter.mla.mla_decode_fwd
     decode.__signature__ = inspect.signature(original)
-    kernels = {name: getattr(submission, name) for name in ("_fused_kernel", "_wgmma_kernel", "_merge_kernel")}
+    names = (*submission._KERNEL_OF_DESIGN.values(), RUNNERS["fused"].reduce)
+    kernels = {name: getattr(submission, name) for name in names}
     aiter.mla.mla_decode_fwd = decode
     vars(submission).update({name: Kernel(name) for name in kernels})
     submission._triton_target.cache_clear()  # without a GPU it hangs on what the kernel is

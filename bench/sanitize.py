@@ -70,10 +70,8 @@ def run(plan: Plan, data: input_t, device: torch.device, target: str) -> torch.T
     output = torch.empty((len(LENGTHS), NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=device)
     for _ in range(2):
         output.fill_(torch.nan)
-        for kernel, grid, arguments, constants, options in fused_launches(
-            q, cache, scale, kv_indptr, config["sm_scale"], plan, output, tickets, target
-        ):
-            kernel[grid](**arguments, **constants, **options)
+        for launch in fused_launches(q, cache, scale, kv_indptr, config["sm_scale"], plan, output, tickets, target):
+            launch.start()
     return output.cpu() if not tickets.any() else torch.full_like(output, torch.nan, device="cpu")
 
 

@@ -50,10 +50,8 @@ def _same_submission(monkeypatch):
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-on_hopper = pytest.mark.skipif(
-    not torch.cuda.is_available() or not submission._has_wgmma(torch.device("cuda", torch.cuda.current_device())),
-    reason="needs an sm_90 GPU and Triton 3.6 or later",
-)
+HOPPER = torch.cuda.is_available() and submission._has_wgmma(torch.device("cuda"))
+on_hopper = pytest.mark.skipif(not HOPPER, reason="needs an sm_90 GPU and Triton 3.6 or later")
 on_portable = pytest.mark.skipif(
     torch.version.hip is not None, reason="AMD's own aiter is in use, not the portable one"
 )

@@ -245,7 +245,7 @@ def _assemble(
     names = iter(range(len(types_out), len(constraints.split(","))))
     for arg in args:
         bits = _bits(arg.as_subclass(torch.Tensor).contiguous())
-        pairs = bits.reshape(*shape[:-1], -1, pack) if pack == 2 else bits[..., None]
+        pairs = bits.reshape(*shape[:-1], -1, pack)
         if pack == 2 and arg.element_size() == 2:
             registers[f"${next(names)}"] = pairs[..., 0] | pairs[..., 1] << 16
         else:
@@ -325,7 +325,7 @@ def _language(program: tuple[int, int], programs: tuple[int, int]) -> SimpleName
         permute=lambda x, order: x.permute(order),
         join=lambda a, b: torch.stack([a, b], -1),
         expand_dims=lambda x, axis: x.unsqueeze(axis),
-        broadcast=lambda a, b: torch.broadcast_tensors(a, b),
+        broadcast=torch.broadcast_tensors,
         multiple_of=_multiple_of,
         max=_largest,
         maximum=_larger,
@@ -338,7 +338,7 @@ def _language(program: tuple[int, int], programs: tuple[int, int]) -> SimpleName
     )
 
 
-def run(launch: "submission.Launch", late: bool = False) -> None:
+def run(launch: submission.Launch, late: bool) -> None:
     """Carry out a launch of the Gluon kernel, one program after the other."""
     arguments = {
         name: Pointer(a) if isinstance(a, torch.Tensor) else Rows(a) if hasattr(a, "block_shape") else a
@@ -362,8 +362,6 @@ def run(launch: "submission.Launch", late: bool = False) -> None:
     for name, function in vars(submission).items():
         if isinstance(function, submission.gluon._runtime.GluonJITFunction):
             names[name] = types.FunctionType(function.fn.__code__, names)
-        elif name == "_scale_layout":
-            names[name] = lambda *_: None
     for batch in range(launch.grid[1]):
         for split in range(launch.grid[0]):
             names["gl"] = _language((split, batch), launch.grid)

@@ -27,12 +27,10 @@ def test_interpreted(cache, target, splits, merge):
     case = Ragged([*RAGGED, 130], cache, seed=splits)
     for _ in range(2):
         case.out.fill_(torch.nan)
-        for kernel, grid, arguments, constants, options in case.launches(
-            fused_plan(cache, splits, merge=merge), target
-        ):
-            if target == "amd" and "COMPUTE" in constants:
-                constants = constants | {"COMPUTE": triton.language.float32}
-            kernel[grid](**arguments, **constants, **options)
+        for launch in case.launches(fused_plan(cache, splits, merge=merge), target):
+            if target == "amd" and "COMPUTE" in launch.constants:
+                launch.constants["COMPUTE"] = triton.language.float32
+            launch.start()
         assert max(case.errors()) < 1e-3 if cache == "fp8" and splits > 1 else max(case.errors()) < 2e-6
         assert not case.tickets.any()
 
@@ -51,8 +49,8 @@ def test_interpreted_with_hard_numbers(cache):
         kv = change(torch.randn(73, 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()).bfloat16()
         case.q = (case.q * scale_q).bfloat16()
         case.hold(kv, cache)
-        for kernel, grid, arguments, constants, options in case.launches(fused_plan(cache, 1), "interpreter"):
-            kernel[grid](**arguments, **constants, **options)
+        for launch in case.launches(fused_plan(cache, 1), "interpreter"):
+            launch.start()
         if case.held.any():
             assert max(case.errors()) < 2e-5
         else:
@@ -71,10 +69,8 @@ def test_interpreted_with_hard_numbers(cache):
 def test_interpreted_at_any_lengths(lengths, cache, splits, block, merge):
     """Fewer tokens than splits, empty sequences, whole tiles and one token more or less."""
     case = Ragged(lengths, cache, seed=sum(lengths))
-    for kernel, grid, arguments, constants, options in case.launches(
-        fused_plan(cache, splits, block, merge), "interpreter"
-    ):
-        kernel[grid](**arguments, **constants, **options)
+    for launch in case.launches(fused_plan(cache, splits, block, merge), "interpreter"):
+        launch.start()
     assert max(case.errors()) < (1e-3 if cache == "fp8" and splits > 1 else 2e-6)
     assert not case.tickets.any()
 

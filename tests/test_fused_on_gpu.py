@@ -16,7 +16,7 @@ from tests.ragged import fused_plan
 
 pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
-from .conftest import on_gpu, waiting_for_the_gpu_fails  # isort: skip (after the skip above)
+from .conftest import HOPPER, on_gpu, waiting_for_the_gpu_fails  # isort: skip (after the skip above)
 
 PLANS = [
     fused_plan("bf16", 3, 64),
@@ -27,7 +27,7 @@ PLANS = [
     fused_plan("mxfp4", 2, 64),
     fused_plan("mxfp4", 4, 64, "kernel"),
 ]
-if torch.cuda.is_available() and submission._has_wgmma(torch.device("cuda")):
+if HOPPER:
     PLANS += [
         Plan("fused", splits, tile=table[4, 1024].tile)
         for table in (submission.SM90_TABLE, submission.SM90_MXFP4_TABLE)

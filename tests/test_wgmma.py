@@ -34,13 +34,12 @@ def run(case: Ragged, cache: str, where: str, splits: int, stages: int = 2) -> N
     case.out = torch.full_like(case.out, torch.nan, dtype=torch.bfloat16)
     if where == "gpu":
         case.move_to_gpu()
-    launches = case.launches(wgmma_plan(cache, splits, stages), "nvidia")
-    if where == "gpu":
-        for kernel, grid, arguments, constants, options in launches:
-            kernel[grid](**arguments, **constants, **options)
-    else:
-        gluon_on_torch.run(launches[0], late=where == "late")
-        for launch in launches[1:]:
+    for launch in case.launches(wgmma_plan(cache, splits, stages), "nvidia"):
+        if where == "gpu":
+            launch.start()
+        elif launch.kernel is submission._wgmma_kernel:
+            gluon_on_torch.run(launch, late=where == "late")
+        else:
             merge(**launch.arguments)
 
 
