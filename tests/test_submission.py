@@ -31,25 +31,15 @@ from submission import (
     plan_for,
 )
 from task import BENCHMARKS
+from tests.plans import ON_AITER, name_of
 
-from .conftest import on_gpu, on_portable, waiting_for_the_gpu_fails
+from .conftest import on_gpu, on_portable
 
 import aiter  # isort: skip (reference has chosen it)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(case["batchsize"], case["kvseqlen"]) for case in BENCHMARKS]
-PLANS = {
-    "bf16": [Plan("bf16"), Plan("bf16", num_splits=3)],
-    "fp8_nonpersistent": [Plan("fp8_nonpersistent", num_splits=1), Plan("fp8_nonpersistent", num_splits=3)],
-    "a16w8_persistent": [Plan("a16w8_persistent", num_splits=1), Plan("a16w8_persistent", num_splits=4)],
-    "a8w8_persistent": [Plan("a8w8_persistent", num_splits=1), Plan("a8w8_persistent", num_splits=4)],
-}
-ALL_PLANS = [plan for plans in PLANS.values() for plan in plans]
-ON_AITER = [name for name, runner in RUNNERS.items() if runner.on_aiter]  # test_fused.py has the others
-
-
-def _id(plan: Plan) -> str:
-    return f"{plan.runner}-{plan.num_splits}"
+RUNNERS_ON_AITER = [name for name, runner in RUNNERS.items() if runner.on_aiter]  # test_fused.py has the others
 
 
 def _judge(data, plan: Plan | None = None, **options):
@@ -62,11 +52,11 @@ def _judge(data, plan: Plan | None = None, **options):
 
 
 def test_every_runner_is_planned_here():
-    assert set(PLANS) == set(ON_AITER)
+    assert {plan.runner for plan in ON_AITER} == set(RUNNERS_ON_AITER)
 
 
 @pytest.mark.parametrize(("batch", "length"), [(4, 397), (32, 200), (32, 397), (64, 397), (256, 200)])
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_every_runner_at_every_benchmark_batch(plan, batch, length):
     verdict = _judge(generate_input(batch, 1, length, batch + length), plan)
     assert verdict.ok, verdict.message
@@ -87,7 +77,7 @@ def test_shapes_off_the_table(batch, length):
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_a_needle_counts_wherever_it_is(plan):
     """One token with nearly all the weight, at tile, split and sequence edges; gate B does not speak of such data."""
     length, batch = 800, 3
@@ -119,7 +109,7 @@ def _weight_of(data, sequence: int, position: int) -> float:
     return torch.softmax(keys @ q[sequence, 5].float() / 24, 0)[position].item()
 
 
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_rows_beyond_the_cache_are_never_read(plan):
     data = generate_input(3, 1, 400, 4)
     alone = custom_kernel(data, plan=plan)
@@ -139,7 +129,7 @@ def _surrounded(cache: torch.Tensor, value: float) -> torch.Tensor:
     return storage[256:-256]
 
 
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_calls_do_not_touch_their_inputs_or_each_other(plan):
     first, second = generate_input(2, 1, 400, 1), generate_input(2, 1, 400, 2)
     before = [t.clone() for t in (first[0], first[1]["bf16"], first[1]["fp8"][0].view(torch.uint8), first[3])]
@@ -155,7 +145,7 @@ def test_calls_do_not_touch_their_inputs_or_each_other(plan):
 
 @on_portable
 @settings(max_examples=60, deadline=None)
-@given(runner=st.sampled_from(ON_AITER), batch=st.integers(1, 300), length=st.integers(1, 9000), data=st.data())
+@given(runner=st.sampled_from(RUNNERS_ON_AITER), batch=st.integers(1, 300), length=st.integers(1, 9000), data=st.data())
 def test_any_plan_is_exact_or_clearly_refused(runner, batch, length, data):
     """Every runner over all shapes, with any number of splits; computed where that is cheap."""
     splits = data.draw(st.none() | st.integers(-1, 40), label="splits")
@@ -178,7 +168,7 @@ def _refusal(plan: Plan, length: int) -> str | None:
 
 # ---- The range of the runners that cast q to fp8 ----
 
-CASTING = [plan for plan in ALL_PLANS if plan.precision == "a8w8"]
+CASTING = [plan for plan in ON_AITER if plan.precision == "a8w8"]
 
 
 @pytest.fixture(params=["as torch casts", "saturating", "to NaN"])
@@ -198,7 +188,7 @@ def cast(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("plan", CASTING, ids=_id)
+@pytest.mark.parametrize("plan", CASTING, ids=name_of)
 @pytest.mark.parametrize("largest", [448.0, 464.0])
 def test_up_to_464_the_cast_gives_448(plan, largest, cast):
     """464 is the last value that every torch rounds to 448; strict mode stops at 448 itself."""
@@ -210,7 +200,7 @@ def test_up_to_464_the_cast_gives_448(plan, largest, cast):
     assert torch.equal(output, custom_kernel((q, *rest), plan=plan, strict=True))
 
 
-@pytest.mark.parametrize("plan", CASTING, ids=_id)
+@pytest.mark.parametrize("plan", CASTING, ids=name_of)
 def test_beyond_464_torch_saturates_or_gives_nan_and_strict_mode_refuses(plan, cast):
     q, *rest = generate_input(2, 1, 400, 3)
     q = q.clone()
@@ -228,7 +218,7 @@ def test_beyond_464_torch_saturates_or_gives_nan_and_strict_mode_refuses(plan, c
     assert torch.equal(output[0], saturated[0])
 
 
-@pytest.mark.parametrize("plan", [Plan("bf16"), Plan("a16w8_persistent", 2)], ids=_id)
+@pytest.mark.parametrize("plan", [Plan("bf16"), Plan("a16w8_persistent", 2)], ids=name_of)
 def test_runners_that_do_not_cast_take_any_q(plan):
     q, *rest = generate_input(2, 1, 400, 3)
     assert _judge((q * 200, *rest), plan, standard_normal=False).ok
@@ -249,11 +239,11 @@ def test_fp8_probabilities_lose_a_flat_tail():
     assert not _judge(data, Plan("a8w8_persistent", 1), standard_normal=False).ok
 
 
-# ---- Large caches, graphs, several GPUs ----
+# ---- Large caches, graphs, several GPUs: more in test_on_gpu.py ----
 
 
 @on_gpu
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_offsets_beyond_4_gib(plan):
     """4.9 GB of bf16 cache: a 32-bit byte offset wraps at 2 and at 4 GiB."""
     batch, length = 64, 66_560
@@ -264,7 +254,7 @@ def test_offsets_beyond_4_gib(plan):
 
 
 @on_gpu
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_a_graph_replays_on_new_values(plan, monkeypatch):
     """Our side of a warm call can be captured; plain attention on the GPU stands in for AMD's kernels."""
 
@@ -303,15 +293,6 @@ def test_the_portable_aiter_says_why_it_cannot_be_captured():
         custom_kernel(data, plan=Plan("bf16"))
 
 
-@on_gpu
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
-def test_a_first_call_is_not_captured(plan):
-    data = generate_input(4, 1, 400, 1)
-    with pytest.raises(RuntimeError, match="then capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        custom_kernel(data, plan=plan)
-    assert _judge(data, plan).ok
-
-
 @pytest.mark.parametrize("make", submission._CACHES, ids=lambda make: make.__name__)
 def test_nothing_is_kept_from_a_capture(make, monkeypatch):
     monkeypatch.setattr(submission, "_graph_is_captured", lambda: True)
@@ -323,22 +304,8 @@ def test_nothing_is_kept_from_a_capture(make, monkeypatch):
     assert make.cache_info().currsize == 0
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
-def test_work_follows_the_tensors_device(plan):
-    outputs = []
-    for index in (0, 1, 0):
-        with torch.cuda.device(1 - index):
-            data = generate_input(4, 1, 400, 1, device=f"cuda:{index}")
-            assert _judge(data, plan).ok
-            outputs.append(custom_kernel(data, plan=plan))
-            assert torch.cuda.current_device() == 1 - index
-    assert [output.device.index for output in outputs] == [0, 1, 0]
-    assert torch.equal(outputs[0], outputs[2])
-
-
 def test_the_tensors_gpu_is_made_current(monkeypatch):
-    """What the test above needs two GPUs for, with the calls counted instead."""
+    """What a test in test_on_gpu.py needs two GPUs for, with the calls counted instead."""
     entered = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
@@ -531,7 +498,7 @@ def recorder(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_a_warm_call_issues_views_an_allocation_and_the_cast(plan, recorder):
     data = generate_input(4, 1, 1024, 0)
     custom_kernel(data, plan=plan)
@@ -542,15 +509,6 @@ def test_a_warm_call_issues_views_an_allocation_and_the_cast(plan, recorder):
         expected.insert(1, "_to_copy")
     assert operators.names == expected
     assert len(recorder) == 2
-
-
-@on_gpu
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
-def test_a_warm_call_does_not_synchronise(plan):
-    data = generate_input(4, 1, 1024, 0)
-    custom_kernel(data, plan=plan)
-    with waiting_for_the_gpu_fails():
-        custom_kernel(data, plan=plan)
 
 
 def test_kept_tensors_follow_every_part_of_their_key():
@@ -811,7 +769,7 @@ def test_an_old_aiter_is_told_apart(tmp_path):
 
 
 @on_portable
-@pytest.mark.parametrize("plan", [Plan("a16w8_persistent", 2), Plan("bf16")], ids=_id)
+@pytest.mark.parametrize("plan", [Plan("a16w8_persistent", 2), Plan("bf16")], ids=name_of)
 def test_a_later_aiter_with_more_parameters_is_served(plan, monkeypatch):
     """Later versions insert parameters before dtype_q and append some to mla_decode_fwd."""
     metadata, decode = aiter.get_mla_metadata_v1, aiter.mla.mla_decode_fwd
