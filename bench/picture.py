@@ -113,9 +113,12 @@ def draw(results: Path, picture: Path) -> None:
     for (line, group), marker in zip(sorted(lines.items()), itertools.cycle("osD^vPX*")):
         style = "-" if line.startswith("ours") else ":"
         axes.plot([p.bytes for p in group], [p.rate for p in group], style + marker, label=line, markersize=5)
-    for point in lines.get("ours, fp8 cache", ()):
+    # By turns above and below the line: shapes of nearly as many bytes are neighbours.
+    for point, (place, side) in zip(
+        lines.get("ours, fp8 cache", ()), itertools.cycle([((5, -11), "left"), ((-5, 6), "right")])
+    ):
         name = f"{point.batch_size} / {point.kv_seq_len}"
-        axes.annotate(name, (point.bytes, point.rate), xytext=(5, -11), textcoords="offset points", fontsize=8)
+        axes.annotate(name, (point.bytes, point.rate), xytext=place, textcoords="offset points", ha=side, fontsize=8)
     _draw_roof(axes, read)
     axes.set(xlabel="bytes that must move (cache, q, output)", ylabel="bytes a second")
     axes.set(title=f"MLA decode on {read.gpu}")

@@ -8,6 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import submission
+from bench.basics import PROJECT_SUBMISSION
 from bench.census import take_census
 from bench.checks import CHECKS, HARD, MAX_LOGIT, Scope, run_check
 from bench.cli import app
@@ -28,7 +29,7 @@ from submission import Plan
 
 from .conftest import on_gpu, on_portable
 from .mutants import KV, MUTANTS, RETURN, RIGHT
-from .test_submission import ALL_PLANS, ROOT, _id
+from .plans import ON_AITER, name_of
 
 SCOPE = Scope(shapes=((2, 300), (3, 320)), seed=5)
 
@@ -101,7 +102,7 @@ class _Planned(Subject):
     """Ours with one plan for every shape it is legal for."""
 
     def __init__(self, plan):
-        super().__init__(load(ROOT / "submission.py"), torch.device("cpu"), None, lambda what, share: None)
+        super().__init__(load(PROJECT_SUBMISSION), torch.device("cpu"), None, lambda what, share: None)
         self.plan = plan
 
     def precision(self, shape):
@@ -112,7 +113,7 @@ class _Planned(Subject):
 
 
 @pytest.mark.parametrize("name", [name for name in CHECKS if name != "upload"])
-@pytest.mark.parametrize("plan", ALL_PLANS, ids=_id)
+@pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_every_plan_passes_every_check(plan, name):
     if name == "fresh" and submission.RUNNERS[plan.runner].persistent and plan.num_splits > 1:
         plan = Plan(plan.runner, 2)
@@ -121,7 +122,7 @@ def test_every_plan_passes_every_check(plan, name):
 
 
 def test_our_file_can_be_uploaded():
-    assert upload_faults(ROOT / "submission.py") == []
+    assert upload_faults(PROJECT_SUBMISSION) == []
 
 
 # ---- The census ----
@@ -157,7 +158,7 @@ def test_the_census_names_single_tokens(precision):
 
 @on_portable
 @pytest.mark.parametrize("shape", [(100, 17), (64, 40), (8, 1024), (40, 2), (5, 1)])
-@pytest.mark.parametrize("plan", [Plan("fp8_nonpersistent", 1), Plan("bf16", 1)], ids=_id)
+@pytest.mark.parametrize("plan", [Plan("fp8_nonpersistent", 1), Plan("bf16", 1)], ids=name_of)
 def test_the_census_finds_nothing_where_nothing_is_lost(plan, shape):
     """Least of all what rounding probabilities to fp8 does to tokens of little weight."""
     data = generate_input(shape[0], 1, shape[1], 3, device="cpu")
