@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.census import take_census
 from bench.needles import Needle, describe_blur, diagnose, listed, plan_needles, with_needles
-from bench.subject import Shape, Subject, SubmissionFaultError, count, label, tensors_of
+from bench.subject import Shape, Subject, SubmissionFaultError, count, label, overwrite
 from bench.upload import upload_faults
 from reference import NUM_HEADS, PRECISIONS, ExactVerdict, exact_attention, pack_input, relative_l2, worst_of
 from task import BENCHMARKS, input_t, output_t
@@ -357,20 +357,14 @@ def _many_alive(subject: Subject, shape: Shape, seed: int) -> list[str]:
     return [f"of {ALIVE} outputs alive some share their memory"] if len(set(addresses)) < ALIVE else []
 
 
-def _overwrite(data: input_t, other: input_t) -> None:
-    """Past torch's version counters, as a kernel writes."""
-    for mine, new in zip(tensors_of(data), tensors_of(other), strict=True):
-        mine.data.view(torch.uint8).copy_(new.view(torch.uint8))
-
-
 def _same_tensors(subject: Subject, shape: Shape, seed: int) -> list[str]:
     """All values new, then one row of the cache alone: what an output is kept by must hang on every row."""
     data, rng = subject.draw(shape, seed), random.Random(seed)
     subject.call(data)
-    _overwrite(data, subject.draw(shape, seed + 1))
+    overwrite(data, subject.draw(shape, seed + 1))
     findings = _wrong(subject, data, subject.call(data), "new values in the same tensors")
     needle = Needle(rng.randrange(shape[0]), rng.randrange(NUM_HEADS), rng.randrange(shape[1]))
-    _overwrite(data, with_needles(data, [needle]))
+    overwrite(data, with_needles(data, [needle]))
     verdict = subject.judge(data, subject.call(data), standard_normal=False)
     return findings if verdict.ok else [*findings, f"one new row of the cache in the same tensors: {verdict.message}"]
 

@@ -109,6 +109,12 @@ def tensors_of(data: object) -> Iterator[torch.Tensor]:
             yield from tensors_of(value)
 
 
+def overwrite(data: object, other: object) -> None:
+    """Give all tensors of an input the values of another, past torch's version counters, as a kernel writes."""
+    for mine, new in zip(tensors_of(data), tensors_of(other), strict=True):
+        mine.data.view(torch.uint8).copy_(new.view(torch.uint8))
+
+
 def _kind(parts: tuple) -> str:
     return f"{parts[0]} {str(parts[1]).removeprefix('torch.')} on {parts[2]}"
 

@@ -1,5 +1,7 @@
 """Ragged sequences for the fused kernel, with float64 attention over what their cache holds."""
 
+from collections.abc import Callable
+
 import torch
 
 from reference import quantize_fp8, quantize_mxfp4
@@ -58,6 +60,15 @@ class Ragged:
             else:
                 errors.append(got.abs().max().item())
         return errors
+
+
+def hard(lengths: list[int], cache: str, scale_q: float, change: Callable[[torch.Tensor], torch.Tensor]) -> Ragged:
+    """A case with its q times scale_q, and with what `change` makes of a standard normal cache."""
+    case = Ragged(lengths, cache, seed=9)
+    kv = torch.randn(sum(lengths), 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()
+    case.q = (case.q * scale_q).bfloat16()
+    case.hold(change(kv).bfloat16(), cache)
+    return case
 
 
 def fused_plan(cache: str, splits: int, block: int = 32, merge: str = "last", warps: int = 4, stages: int = 2) -> Plan:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reference import check_exact, generate_input
 from submission import custom_kernel
 from tests.conftest import interpreted, not_interpreted, run_interpreted
-from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
+from tests.ragged import CACHES, RAGGED, Ragged, fused_plan, hard
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
@@ -45,10 +45,7 @@ def test_interpreted_with_hard_numbers(cache):
         (1.0, lambda kv: torch.where(torch.arange(576) == 77, kv * 1000, kv)),
         (1.0, torch.zeros_like),
     ):
-        case = Ragged([40, 33], cache, seed=9)
-        kv = change(torch.randn(73, 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()).bfloat16()
-        case.q = (case.q * scale_q).bfloat16()
-        case.hold(kv, cache)
+        case = hard([40, 33], cache, scale_q, change)
         for launch in case.launches(fused_plan(cache, 1), "interpreter"):
             launch.start()
         if case.held.any():

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference  # noqa: F401 (chooses the aiter)
+from bench.basics import PROJECT_ROOT
 
 from . import oracle
 
@@ -25,7 +25,6 @@ import aiter
 from aiter.metadata import _plan_works
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-ROOT = Path(__file__).resolve().parent.parent
 LISTS = (
     "work_meta_data",
     "work_indptr",
@@ -481,7 +480,7 @@ def test_quantiser_refusals():
 def _python(code: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+        cwd=PROJECT_ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -498,12 +497,12 @@ def test_an_unrelated_aiter_does_not_win(tmp_path):
         """,
         PYTHONPATH=str(tmp_path),
     )
-    assert done.stdout.split() == [str(ROOT / "portable/aiter/__init__.py"), "True"], done.stderr
+    assert done.stdout.split() == [str(PROJECT_ROOT / "portable/aiter/__init__.py"), "True"], done.stderr
 
 
 def test_portable_on_the_path_serves_other_programs():
     done = _python("from aiter.mla import mla_decode_fwd; import aiter; print(aiter.__file__)", PYTHONPATH="portable")
-    assert done.stdout.strip() == str(ROOT / "portable/aiter/__init__.py"), done.stderr
+    assert done.stdout.strip() == str(PROJECT_ROOT / "portable/aiter/__init__.py"), done.stderr
 
 
 def test_settings_from_the_environment():

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +16,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import submission
+from bench.basics import PROJECT_ROOT, PROJECT_SUBMISSION
+from bench.subject import overwrite
 from reference import check_exact, check_implementation, exact_attention, generate_input, pack_input
 from submission import (
     GFX950_TABLE,
@@ -37,7 +38,6 @@ from .conftest import on_gpu, on_portable
 
 import aiter  # isort: skip (reference has chosen it)
 
-ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(case["batchsize"], case["kvseqlen"]) for case in BENCHMARKS]
 RUNNERS_ON_AITER = [name for name, runner in RUNNERS.items() if runner.on_aiter]  # test_fused.py has the others
 
@@ -267,17 +267,14 @@ def test_a_graph_replays_on_new_values(plan, monkeypatch):
 
     decode.__signature__ = inspect.signature(aiter.mla.mla_decode_fwd)
     monkeypatch.setattr(aiter.mla, "mla_decode_fwd", decode)
-    data, other = generate_input(4, 1, 400, 1), generate_input(4, 1, 400, 2)
+    data = generate_input(4, 1, 400, 1)
     custom_kernel(data, plan=plan)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = custom_kernel(data, plan=plan)
-    for source in (other, data):
-        data[0].copy_(source[0].clone())
-        data[1]["bf16"].copy_(source[1]["bf16"].clone())
-        data[1]["fp8"][0].view(torch.uint8).copy_(source[1]["fp8"][0].view(torch.uint8).clone())
-        data[1]["fp8"][1].copy_(source[1]["fp8"][1].clone())
+    for seed in (2, 1):
+        overwrite(data, generate_input(4, 1, 400, seed))
         graph.replay()
         assert torch.equal(output, custom_kernel(data, plan=plan))
         assert check_exact(data, output, plan.precision).ok
@@ -732,7 +729,7 @@ def _without_ours(code: str, **environment: str) -> str:
     """What a program that does not know our portable aiter sees; the last line of its stderr."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", textwrap.dedent(code)],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+        cwd=PROJECT_ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done.stderr.strip().splitlines()[-1]
 
@@ -792,7 +789,7 @@ def test_a_later_aiter_with_more_parameters_is_served(plan, monkeypatch):
 
 
 def test_the_file_can_be_uploaded():
-    raw = (ROOT / "submission.py").read_bytes()
+    raw = PROJECT_SUBMISSION.read_bytes()
     text = raw.decode("utf-8")
     assert len(raw) <= 1_000_000
     assert text.splitlines()[:2] == ["#!POPCORN leaderboard amd-mixed-mla", "#!POPCORN gpu MI355X"]
@@ -810,7 +807,7 @@ def test_the_file_can_be_uploaded():
 def test_the_file_imports_without_aiter():
     done = subprocess.run(
         [sys.executable, "-c", "import submission, sys; assert 'aiter' not in sys.modules"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=PROJECT_ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -12,7 +12,7 @@ import submission
 from submission import Plan
 from tests.conftest import on_hopper
 from tests.oracle import mxfp4_values, numpy_of
-from tests.ragged import Ragged
+from tests.ragged import Ragged, hard
 
 if not submission._GLUON:
     pytest.skip("needs Triton 3.6 or later", allow_module_level=True)
@@ -85,10 +85,7 @@ def test_ragged_sequences(cache, where, splits, stages):
 def test_hard_numbers(cache, where, scale_q, change):
     """A query past float16's range, near float32's bottom, outlier channels among the values' dims and the others,
     large logits, tokens of all magnitudes, tokens of zeros, a cache of zeros, a part of zeros, float32's top."""
-    case = Ragged([200, 33], cache, seed=9)
-    kv = change(torch.randn(233, 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()).bfloat16()
-    case.q = (case.q * scale_q).bfloat16()
-    case.hold(kv, cache)
+    case = hard([200, 33], cache, scale_q, change)
     run(case, cache, where, 2)
     assert max(case.errors()) < 0.004 if case.held.any() else not case.out.any()
 
