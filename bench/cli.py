@@ -40,8 +40,8 @@ def _errors_in_one_line() -> Iterator[None]:
         raise typer.Exit(error.exit_code) from None
 
 
-def _command(name: str) -> ModuleType:
-    """The command's module. Raises UserError where no usable aiter is installed on a ROCm machine."""
+def _load(name: str) -> ModuleType:
+    """A module of bench. Raises UserError where no usable aiter is installed on a ROCm machine."""
     try:
         return importlib.import_module(f"bench.{name}")
     except RuntimeError as error:
@@ -96,7 +96,7 @@ def run(
     `check: fail` (exit code 1); wrong usage exits with 2. Results go to stdout, progress to stderr.
     """
     with _errors_in_one_line():
-        command, report = _command("run"), _command("report")
+        command, report = _load("commands.run"), _load("show.tables")
         request = command.Request(submission.resolve(), mode, table, tuple(case or ()), quick, json_file, device)
         passed = command.run(request, report.console(), report.console(stderr=True))
     raise typer.Exit(0 if passed else 1)
@@ -146,7 +146,7 @@ def verify(
     `verify: fail` (exit code 1); wrong usage exits with 2. Each failure is listed with what it means.
     """
     with _errors_in_one_line():
-        command, report = _command("verify"), _command("report")
+        command, report = _load("commands.verify"), _load("show.tables")
         request = command.Request(
             submission.resolve(), tuple(case or ()), tuple(check or ()), quick, seed, table, json_file, device, limit
         )
@@ -158,7 +158,7 @@ def verify(
 def cost() -> None:
     """Measure the host time of our submission's warm call, per runner, with nothing behind mla_decode_fwd."""
     with _errors_in_one_line():
-        command, report = _command("cost"), _command("report")
+        command, report = _load("commands.cost"), _load("show.tables")
         device = command.default_device()
         command.show(command.measure(device), device, report.console())
 
@@ -215,7 +215,7 @@ def compare(
     with _errors_in_one_line():
         if peer and no_peers:
             raise UserError("--peer and --no-peers exclude each other: give one of them")
-        command, report = _command("compare"), _command("report")
+        command, report = _load("commands.compare"), _load("show.tables")
         request = command.Request(
             tuple(case or ()),
             tuple(table) if table else None,
@@ -251,7 +251,7 @@ def popcorn(
     Exit codes: 0 passed (and any leaderboard run), 112 failed, 111 no POPCORN_FD, 113 unreadable cases, 2 wrong usage.
     """
     with _errors_in_one_line():
-        code = _command("popcorn").run(mode, case_file, submission.resolve())
+        code = _load("commands.popcorn").run(mode, case_file, submission.resolve())
     raise typer.Exit(code)
 
 
@@ -262,7 +262,7 @@ def roofline(
 ) -> None:
     """Draw measured times as bandwidths beside the roof of memory and launch, the fastest of each shape and cache."""
     with _errors_in_one_line():
-        _command("picture").draw(results, picture)
+        _load("show.picture").draw(results, picture)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a wrong number here, no option
@@ -276,7 +276,7 @@ def explain(
 ) -> None:
     """Print the plan for a shape, why, what it launches, the bytes it must move and how fast memory could move them."""
     with _errors_in_one_line():
-        command, report = _command("explain"), _command("report")
+        command, report = _load("commands.explain"), _load("show.tables")
         explained = command.explain(batch_size, kv_seq_len, table)
     if as_json:
         print(json.dumps(explained, indent=2, ensure_ascii=False))
@@ -332,7 +332,7 @@ def isa_run(
     exits with 2. It says nothing about time.
     """
     with _errors_in_one_line():
-        command, report = _command("isa"), _command("report")
+        command, report = _load("commands.isa"), _load("show.tables")
         request = command.Request(
             kernel,
             grid,
@@ -364,5 +364,5 @@ def isa_plan(
     published rates of memory, matrix units and LDS allow: computed, not measured.
     """
     with _errors_in_one_line():
-        command, report = _command("isa"), _command("report")
+        command, report = _load("commands.isa"), _load("show.tables")
         command.show_plan(command.report_plan(batch_size, kv_seq_len, table), report.console())

@@ -19,9 +19,8 @@ from reference import (
     ref_kernel,
 )
 from task import BENCHMARKS, TESTS, TestSpec
-
-from . import oracle
-from .conftest import on_portable
+from tests import oracle
+from tests.conftest import on_portable
 
 # ---- Cases and inputs ----
 

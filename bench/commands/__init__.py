@@ -1,0 +1,1 @@
+"""What `mla` does: one file a command, named as the command."""

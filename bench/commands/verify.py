@@ -1,0 +1,177 @@
+"""`mla verify`: every check of checks.py on one submission, as a table a person can read."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench.basics import Mode, UserError
+from bench.cases import case_of_shape, official_cases, parse_shape
+from bench.checks.checks import CHECKS, QUICK_TOKENS, Outcome, Scope
+from bench.show import tables as report
+from bench.show.progress import display
+from bench.worker.process import Listener, Worker, WorkerDiedError, WorkerHungError
+from bench.worker.session import Setting
+
+_MOST_FINDINGS = 12  # of a check, on the screen; the JSON has all
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for. shapes: as in "64x8192", none for the benchmarks'. checks: none for all.
+    limit: seconds a call of the submission may take."""
+
+    submission: Path
+    shapes: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    quick: bool = False
+    seed: int | None = None
+    table: str | None = None
+    json: Path | None = None
+    device: str | None = None
+    limit: float = 300.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """A check and how it went."""
+
+    name: str
+    outcome: Outcome
+    seconds: float
+
+
+def run(request: Request, out: Console, err: Console) -> bool:
+    """Carry out the checks: the table to `out`, progress to `err`. Returns whether all hold.
+
+    Raises UserError for a request that cannot be carried out, before any data is drawn.
+    """
+    names = _names(request)
+    scope = Scope(_shapes(request), request.seed or time.time_ns() % 1_000_000, request.quick, request.table)
+    if request.json:
+        report.check_target(request.json)
+    with Worker(request.submission, request.device, request.limit) as worker:
+        cases = [case_of_shape(shape, Mode.BENCHMARK) for shape in scope.shapes]
+        setting: Setting = worker.describe(cases, request.table)
+        _print_header(out, request, scope, setting)
+        report.print_paging_warning(out, cases, setting.plans)
+        lines = _carry_out(request, names, scope, worker, err)
+    _print_lines(out, lines)
+    ok = all(line.outcome.ok for line in lines)
+    if request.json:
+        report.write_json(request.json, _as_json(request, scope, setting, lines, ok))
+        out.print(f"results in {request.json}", markup=False, soft_wrap=True)
+    out.print(Text(f"verify: {'pass' if ok else 'fail'}", style="bold green" if ok else "bold red"))
+    return ok
+
+
+def _names(request: Request) -> list[str]:
+    unknown = [name for name in request.checks if name not in CHECKS]
+    if unknown:
+        raise UserError(f"unknown check {unknown[0]!r}, expected {', '.join(CHECKS)}")
+    return [name for name in CHECKS if not request.checks or name in request.checks]
+
+
+def _shapes(request: Request) -> tuple[tuple[int, int], ...]:
+    if request.shapes:
+        return tuple(parse_shape(text) for text in request.shapes)
+    shapes = [(case["batchsize"], case["kvseqlen"]) for case in official_cases(Mode.BENCHMARK)]
+    return tuple(s for s in shapes if not request.quick or s[0] * s[1] <= QUICK_TOKENS)
+
+
+def _carry_out(request: Request, names: Sequence[str], scope: Scope, worker: Worker, err: Console) -> list[Line]:
+    lines, hung = [], ""
+    with display(err, len(names), noun="check") as shown:
+        for name in names:
+            shown.start_case(CHECKS[name].title)
+            start = time.monotonic()
+            if hung and CHECKS[name].calls:
+                outcome = Outcome(
+                    [f"not tried, since it hung before, in {hung!r}: --check {name} tries it"], "not tried"
+                )
+            else:
+                try:
+                    outcome = worker.request("check", name, scope, listener=shown.step)
+                    if CHECKS[name].apart:
+                        _add(outcome, _apart(request, name, scope, shown.step))
+                except WorkerDiedError as death:
+                    outcome = Outcome([str(death)], "the process ended")
+                    hung = CHECKS[name].title if isinstance(death, WorkerHungError) else hung
+            lines.append(Line(name, outcome, time.monotonic() - start))
+            shown.end_case("holds" if outcome.ok else "fails")
+    return lines
+
+
+def _apart(request: Request, name: str, scope: Scope, listener: Listener) -> Outcome:
+    """The part of a check that is for a process of its own, which the submission is free to take down."""
+    try:
+        with Worker(request.submission, request.device, request.limit) as worker:
+            return worker.request("check", name, scope, True, listener=listener)
+    except WorkerDiedError:
+        return Outcome(note="a call on another device ends the process: what it leaves behind was not looked at")
+
+
+def _add(outcome: Outcome, more: Outcome) -> None:
+    outcome.findings += more.findings
+    outcome.note += f", {more.note}"
+
+
+def _print_header(out: Console, request: Request, scope: Scope, setting: Setting) -> None:
+    machine = setting.environment
+    facts = {
+        "submission": str(request.submission),
+        "table": request.table or "the submission's own choice",
+        "shapes": ", ".join(f"{batch} × {length}" for batch, length in scope.shapes),
+        "seed": f"{scope.seed}" + (", quick" if scope.quick else ""),
+        "device": machine["device"],
+        "versions": f"Python {machine['python']}, torch {machine['torch']}, aiter: {machine['aiter']}",
+    }
+    report.print_header(out, "mla verify", facts)
+
+
+def _print_lines(out: Console, lines: Sequence[Line]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("check", "", "tried and seen", "seconds"):
+        table.add_column(column, justify="right" if column == "seconds" else "left")
+    for line in lines:
+        verdict = Text("holds", style="green") if line.outcome.ok else Text("FAILS", style="red")
+        table.add_row(CHECKS[line.name].title, verdict, Text(line.outcome.note), f"{line.seconds:.1f}")
+    out.print(table)
+    for line in lines:
+        if line.outcome.ok:
+            continue
+        check = CHECKS[line.name]
+        out.print(Text(f"{check.title} fails: {check.means}", style="bold red"), soft_wrap=True)
+        for finding in line.outcome.findings[:_MOST_FINDINGS]:
+            out.print(Text(f"  {finding}"), soft_wrap=True)
+        if len(line.outcome.findings) > _MOST_FINDINGS:
+            out.print(Text(f"  … and {len(line.outcome.findings) - _MOST_FINDINGS} more"))
+
+
+def _as_json(request: Request, scope: Scope, setting: Setting, lines: Sequence[Line], ok: bool) -> dict[str, Any]:
+    return {
+        "submission": str(request.submission),
+        "submission_sha256": report.sha256(request.submission),
+        "scope": dataclasses.asdict(scope),
+        "environment": setting.environment,
+        "checks": [
+            {
+                "name": line.name,
+                "title": CHECKS[line.name].title,
+                "ok": line.outcome.ok,
+                "note": line.outcome.note,
+                "findings": line.outcome.findings,
+                "means": CHECKS[line.name].means,
+                "seconds": line.seconds,
+            }
+            for line in lines
+        ],
+        "verify": "pass" if ok else "fail",
+    }

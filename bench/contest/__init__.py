@@ -1,0 +1,1 @@
+"""Kernels beside each other on one GPU: who takes part, how they are timed, what the machine allows."""

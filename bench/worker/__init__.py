@@ -1,0 +1,1 @@
+"""The process that a submission runs in: the parent's side, what happens inside, the official protocol, the clocks."""
