@@ -27,8 +27,8 @@ from bench.cases import case_of_shape, official_cases, parse_shape
 from bench.contest import peers
 from bench.contest.ceilings import Ceilings
 from bench.contest.ceilings import measure as measure_ceilings
-from bench.contest.contest import OURS, PEER, Contestant, Result, hold
 from bench.contest.plans import Space, cache_of, parse_space, source_of, spec_of
+from bench.contest.rounds import OURS, PEER, Contestant, Result, hold
 from bench.environment import processors_of
 from bench.show import tables as report
 from bench.show.progress import display

@@ -193,7 +193,7 @@ def _start_flashinfer(data: input_t, cache: str) -> Bind:
 
 
 def _start_plain(data: input_t) -> Bind:
-    from bench import plain
+    from bench.contest import plain
 
     config = data[4]
     splits = plain.splits_for(config["batch_size"], config["kv_seq_len"], processors_of(data[0].device))

@@ -14,7 +14,7 @@ except ImportError as problem:
     raise RuntimeError(f"`mla roofline` needs the plots extra ({problem}): pip install -e '.[plots]'") from problem
 
 from bench.basics import UserError
-from bench.contest.contest import PEER
+from bench.contest.rounds import PEER
 from bench.traffic import BYTES_PER_TOKEN, bandwidth_of, traffic
 
 LAUNCH_SECONDS = {"H200": 3.2e-6}  # an empty kernel between two events, measured there; for results that do not say

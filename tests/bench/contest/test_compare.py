@@ -15,9 +15,9 @@ import submission
 from bench.basics import UserError
 from bench.cli import app
 from bench.contest import peers
-from bench.contest.contest import OURS, PEER, Contestant, hold
 from bench.contest.peers import PEERS, Peer
 from bench.contest.plans import parse_space, source_of, spec_of
+from bench.contest.rounds import OURS, PEER, Contestant, hold
 from reference import exact_attention, generate_input, quantize_fp8, relative_l2
 from submission import TABLES, Plan, Tile
 from task import TestSpec
@@ -285,10 +285,10 @@ def test_a_failure_midway_leaves_no_time():
 
 def test_data_that_cannot_be_drawn_ends_the_shape(monkeypatch):
     """As after an illegal access of a contestant."""
-    from bench import contest
+    from bench.contest import rounds
 
     draws = iter([generate_input(**ARGS, device="cpu")])
-    monkeypatch.setattr(contest, "generate_input", lambda **_: next(draws))
+    monkeypatch.setattr(rounds, "generate_input", lambda **_: next(draws))
     results = hold([contestant("one", exact, PEER)], ARGS, 3, StandInClock(), CPU, lambda *step: None)
     assert results[0].error == "drawing the data: StopIteration: "
 

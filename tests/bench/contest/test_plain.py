@@ -58,7 +58,7 @@ def test_plain_splits_fill_the_machine_once():
 @interpreted
 def test_sanitize_judges_every_plan(monkeypatch, capsys):
     """Few plans here, for time: both are ok, and the one whose output is then changed by 1 % is not."""
-    from bench import sanitize
+    from bench.commands import sanitize
     from submission import Plan, Tile
 
     few = [Plan("fused", num_splits=splits, tile=Tile("bf16", block=16, merge="kernel")) for splits in (1, 2)]
@@ -77,7 +77,7 @@ def test_sanitize_judges_every_plan(monkeypatch, capsys):
 @interpreted
 @pytest.mark.parametrize("fault", ["unwritten", "tickets"])
 def test_sanitize_sees_what_a_kernel_leaves_behind(monkeypatch, fault):
-    from bench import sanitize
+    from bench.commands import sanitize
     from submission import Plan, Tile
 
     def launches(*arguments):
@@ -108,7 +108,7 @@ def test_sanitize_runs_every_format_split_and_merge():
 
 @on_gpu
 def test_sanitize_on_a_gpu(capsys):
-    from bench import sanitize
+    from bench.commands import sanitize
 
     assert sanitize.main() == 0
     assert "WRONG" not in capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_sanitize_on_a_gpu(capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_sanitize_without_a_gpu(capsys):
-    from bench import sanitize
+    from bench.commands import sanitize
 
     assert sanitize.main() == 2
     assert "needs a GPU" in capsys.readouterr().err
