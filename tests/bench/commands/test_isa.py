@@ -1,4 +1,4 @@
-"""`mla isa run`: what it prints, writes and returns, how it refuses; and the example of gfx950/README.md."""
+"""`mla isa run`: what it prints, writes and returns, how it refuses; and the example of docs/gfx950.md."""
 
 import json
 import sys
