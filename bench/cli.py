@@ -96,7 +96,7 @@ def run(
     `check: fail` (exit code 1); wrong usage exits with 2. Results go to stdout, progress to stderr.
     """
     with _errors_in_one_line():
-        command, report = _load("commands.run"), _load("show.tables")
+        command, report = _load("commands.run"), _load("show.console")
         request = command.Request(submission.resolve(), mode, table, tuple(case or ()), quick, json_file, device)
         passed = command.run(request, report.console(), report.console(stderr=True))
     raise typer.Exit(0 if passed else 1)
@@ -146,7 +146,7 @@ def verify(
     `verify: fail` (exit code 1); wrong usage exits with 2. Each failure is listed with what it means.
     """
     with _errors_in_one_line():
-        command, report = _load("commands.verify"), _load("show.tables")
+        command, report = _load("commands.verify"), _load("show.console")
         request = command.Request(
             submission.resolve(), tuple(case or ()), tuple(check or ()), quick, seed, table, json_file, device, limit
         )
@@ -158,7 +158,7 @@ def verify(
 def cost() -> None:
     """Measure the host time of our submission's warm call, per runner, with nothing behind mla_decode_fwd."""
     with _errors_in_one_line():
-        command, report = _load("commands.cost"), _load("show.tables")
+        command, report = _load("commands.cost"), _load("show.console")
         device = command.default_device()
         command.show(command.measure(device), device, report.console())
 
@@ -215,7 +215,7 @@ def compare(
     with _errors_in_one_line():
         if peer and no_peers:
             raise UserError("--peer and --no-peers exclude each other: give one of them")
-        command, report = _load("commands.compare"), _load("show.tables")
+        command, report = _load("commands.compare"), _load("show.console")
         request = command.Request(
             tuple(case or ()),
             tuple(table) if table else None,
@@ -276,7 +276,7 @@ def explain(
 ) -> None:
     """Print the plan for a shape, why, what it launches, the bytes it must move and how fast memory could move them."""
     with _errors_in_one_line():
-        command, report = _load("commands.explain"), _load("show.tables")
+        command, report = _load("commands.explain"), _load("show.console")
         explained = command.explain(batch_size, kv_seq_len, table)
     if as_json:
         print(json.dumps(explained, indent=2, ensure_ascii=False))
@@ -332,7 +332,7 @@ def isa_run(
     exits with 2. It says nothing about time.
     """
     with _errors_in_one_line():
-        command, report = _load("commands.isa"), _load("show.tables")
+        command, report = _load("commands.isa"), _load("show.console")
         request = command.Request(
             kernel,
             grid,
@@ -364,5 +364,5 @@ def isa_plan(
     published rates of memory, matrix units and LDS allow: computed, not measured.
     """
     with _errors_in_one_line():
-        command, report = _load("commands.isa"), _load("show.tables")
+        command, report = _load("commands.isa"), _load("show.console")
         command.show_plan(command.report_plan(batch_size, kv_seq_len, table), report.console())

@@ -1,4 +1,4 @@
-"""On what something was run: device, versions, commit."""
+"""On what something is run: the device by its name, versions, commit."""
 
 import importlib.metadata
 import os
@@ -8,10 +8,32 @@ from pathlib import Path
 
 import torch
 
-from bench.basics import PROJECT_ROOT
+from bench.basics import PROJECT_ROOT, UserError
 from portable import choose_aiter
+from reference import default_device
 
 _DRIVER_VERSIONS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+
+
+def usable_device(name: str | None) -> torch.device:
+    """The device of that name, made the current one; by default the GPU if there is one.
+
+    Raises UserError for a device that is unknown or not there.
+    """
+    try:
+        device = torch.device(name) if name is not None else default_device()
+    except RuntimeError as error:
+        raise UserError(f"unknown device {name!r}: expected cpu, cuda or cuda:0, cuda:1, …") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not served: expected cpu, cuda or cuda:0, cuda:1, …")
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; try --device cpu"
+            )
+        torch.cuda.set_device(device.index or 0)
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def device_name(device: torch.device) -> str:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 import submission
@@ -29,12 +28,13 @@ from bench.contest.ceilings import Ceilings
 from bench.contest.ceilings import measure as measure_ceilings
 from bench.contest.plans import Space, cache_of, parse_space, source_of, spec_of
 from bench.contest.rounds import OURS, PEER, Contestant, Result, hold
-from bench.environment import processors_of
-from bench.show import tables as report
+from bench.environment import processors_of, usable_device
+from bench.show.console import new_table, print_header, print_line, print_verdict, print_written
+from bench.show.files import check_target, write_json, write_text
 from bench.show.progress import display
+from bench.show.texts import shape_text, time_text
 from bench.traffic import BYTES_PER_TOKEN, traffic
 from bench.worker.protocol import geometric_mean
-from bench.worker.session import usable_device
 from bench.worker.timing import Clock, EventClock
 from reference import generate_input, progress_to
 from submission import TABLES, Plan, Tile, custom_kernel, fused_launches, plan_for
@@ -111,11 +111,11 @@ def run(request: Request, out: Console, err: Console) -> bool:
     if spaces:
         _print_plans(out, cases, results)
     if request.json:
-        report.write_json(request.json, _as_json(request, setting, results))
+        write_json(request.json, _as_json(request, setting, results))
     for path in filter(None, (request.csv, request.json)):
-        out.print(f"results in {path}", markup=False, soft_wrap=True)
+        print_written(out, path)
     ok = not _failures(results)
-    report.print_verdict(out, ok)
+    print_verdict(out, "check", ok)
     return ok
 
 
@@ -136,7 +136,7 @@ def _check_request(request: Request) -> None:
         raise UserError(f"--rounds {request.rounds}: expected 1 or more timed calls")
     for option, path in (("--csv", request.csv), ("--json", request.json)):
         if path:
-            report.check_target(path, option)
+            check_target(path, option)
 
 
 def _gpu(name: str | None) -> tuple[torch.device, Clock]:
@@ -216,11 +216,11 @@ def _hold_all(
     results: list[Result] = []
     with display(err, len(cases), "shape") as shown, progress_to(shown.step):
         for args, contestants in zip(cases, contests, strict=True):
-            shown.start_case(report.shape_text(args))
+            shown.start_case(shape_text(args))
             found = hold(contestants, args, request.rounds, clock, setting.device, shown.step)
             results += found
             if request.csv:
-                report.write_text(request.csv, as_csv(results, setting), "--csv")
+                write_text(request.csv, as_csv(results, setting), "--csv")
             shown.end_case(f"{len(found)} contestants, {sum(r.fault is not None for r in found)} with a fault,")
     return results
 
@@ -267,12 +267,12 @@ def _print_header(
         "torch": f"{machine['torch']}, Triton {machine['triton']}",
         "commit": machine["git_commit"] or "unknown",
         "clock": f"{clock.description}; median of {request.rounds}, on new data each, contestants in turn",
-        "launch": f"{report.time_text(ceilings.launch_ns)}, an empty kernel",
+        "launch": f"{time_text(ceilings.launch_ns)}, an empty kernel",
         "memory": f"{ceilings.copy / 1e12:.3g} TB/s copying, {ceilings.read / 1e12:.3g} TB/s reading",
     }
-    report.print_header(out, "mla compare", facts)
+    print_header(out, "mla compare", facts)
     for peer in missing:
-        out.print(Text(f"  not installed: {peer.name}; {peer.get}"), soft_wrap=True)
+        print_line(out, f"  not installed: {peer.name}; {peer.get}")
 
 
 def _print_results(out: Console, cases: Sequence[TestSpec], results: Sequence[Result], setting: Setting) -> None:
@@ -280,13 +280,12 @@ def _print_results(out: Console, cases: Sequence[TestSpec], results: Sequence[Re
     best = _best(results)
     names = list(dict.fromkeys(r.contestant.name for r in results))
     shapes = [(args["batchsize"], args["kvseqlen"]) for args in cases]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    table.add_column("median, µs", overflow="fold", min_width=19, max_width=34)
-    for batch, length in shapes:
-        table.add_column(f"{batch}/{length}", justify="right", no_wrap=True)
-    ratio = f"× {peers.YARDSTICK}"
-    for name in ("geomean", "spread", "gate A", "gate B", *([ratio] if peers.YARDSTICK in names else [])):
-        table.add_column(name, justify="right", no_wrap=name != ratio)
+    table = new_table(
+        Column("median, µs", overflow="fold", min_width=19, max_width=34),
+        *(f"{batch}/{length}" for batch, length in shapes),
+        *("geomean", "spread", "gate A", "gate B"),
+        *([Column(f"× {peers.YARDSTICK}", justify="right")] if peers.YARDSTICK in names else []),
+    )
     yardstick = [best.get((peers.YARDSTICK, shape)) for shape in shapes]
     for name in names:
         mine = [best[name, shape] for shape in shapes]
@@ -296,9 +295,9 @@ def _print_results(out: Console, cases: Sequence[TestSpec], results: Sequence[Re
         cells = [*(f"{ns / 1e3:.1f}" for ns in floors), f"{geometric_mean(floors) / 1e3:.1f}"]
         table.add_row(f"floor, {cache} cache", *cells, style="dim")
     out.print(table)
-    out.print(Text(_LEGEND, style="dim"), soft_wrap=True)
+    print_line(out, _LEGEND, "dim")
     for text in _fault_lines(results):
-        out.print(Text(text, style="red"), soft_wrap=True)
+        print_line(out, text, "red")
 
 
 def _time_cell(result: Result) -> Text:
@@ -334,7 +333,7 @@ def _fault_lines(results: Sequence[Result]) -> list[str]:
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for r in results:
         if r.fault:
-            shape = report.shape_text(r.args)
+            shape = shape_text(r.args)
             where = f"{shape} {spec_of(r.contestant.plan)}" if r.contestant.may_fail else shape
             places[r.contestant.name, r.fault].append(where)
     return [
@@ -353,15 +352,13 @@ def _print_plans(out: Console, cases: Sequence[TestSpec], results: Sequence[Resu
     for args in cases:
         for cache in BYTES_PER_TOKEN:
             for result in [r for r in ours if r.args == args and r.contestant.cache == cache][:_LISTED]:
-                line = (
-                    f"{report.shape_text(args):<10} {result.median_ns / 1e3:8.1f} µs  {spec_of(result.contestant.plan)}"
-                )
-                out.print(Text(line), soft_wrap=True)
+                line = f"{shape_text(args):<10} {result.median_ns / 1e3:8.1f} µs  {spec_of(result.contestant.plan)}"
+                print_line(out, line)
     small = [r for r in ours if r.contestant.cache != "mxfp4"]
     for title, group in (("bf16 or fp8", small), ("mxfp4 allowed", ours)):
         if group and (group is small or len(ours) > len(small)):
-            out.print(Text(f"the fastest, {title}:", style="bold"))
-            out.print(Text(_table_source(group)), soft_wrap=True)
+            print_line(out, f"the fastest, {title}:", "bold")
+            print_line(out, _table_source(group))
 
 
 def _table_source(ours: Sequence[Result]) -> str:

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column
 
 import submission
+from bench.show.console import new_table, print_line
 from reference import default_device, generate_input
 from submission import RUNNERS, SM90_PLAIN_TABLE, SM90_TABLE, Plan, custom_kernel
 from task import input_t
@@ -147,11 +146,9 @@ def _time(call: Callable[[], object]) -> float:
 
 
 def show(costs: list[Cost], device: torch.device, out: Console) -> None:
-    out.print(Text(f"host time of a warm call, µs, at {SHAPE[0]} × {SHAPE[1]} on {device}", style="bold"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    print_line(out, f"host time of a warm call, µs, at {SHAPE[0]} × {SHAPE[1]} on {device}", "bold")
     names = list(dict.fromkeys(part for cost in costs for part in cost.parts))
-    for column in ("runner", "whole", "bare", "on top", *names, "other"):
-        table.add_column(column, justify="left" if column == "runner" else "right")
+    table = new_table("runner", "whole", "bare", "on top", *(Column(name, justify="right") for name in names), "other")
     for cost in costs:
         numbers = [cost.whole, cost.bare, cost.on_top, *(cost.parts.get(name) for name in names), cost.other]
         table.add_row(cost.runner, *("–" if n is None else f"{n:.1f}" for n in numbers))

@@ -3,16 +3,15 @@
 import dataclasses
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column, Table
 
 from bench.basics import PROJECT_SUBMISSION, UserError
 from bench.environment import device_name
-from bench.show.tables import bytes_text, print_header, time_text
+from bench.show.console import new_table, print_header, print_line
+from bench.show.texts import bytes_text, plan_text, time_text
 from bench.traffic import BANDWIDTHS, Traffic, bandwidth_of, nanoseconds, traffic
-from bench.worker.loading import load, plan_text
+from bench.worker.loading import load
 from reference import PRECISIONS, default_device
 
 
@@ -77,22 +76,18 @@ def show(explained: dict[str, Any], out: Console) -> None:
     }
     print_header(out, f"batch size {explained['batch_size']}, KV length {explained['kv_seq_len']}", facts)
     if explained["plan"]["page_size"] > 1:
-        out.print(
-            Text(
-                "  page_size above 1: aiter's gfx950 kernels read only the first token of each page, as counted below, "
-                "and custom_kernel refuses the plan without kernels_honour_page_size=True",
-                "yellow",
-            ),
-            soft_wrap=True,
+        print_line(
+            out,
+            "  page_size above 1: aiter's gfx950 kernels read only the first token of each page, as counted below, "
+            "and custom_kernel refuses the plan without kernels_honour_page_size=True",
+            "yellow",
         )
     out.print(_bytes_table(explained["bytes"]))
     out.print(_floor_table(explained))
 
 
 def _bytes_table(counts: dict[str, int | None]) -> Table:
-    table = Table("must move", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("bytes", justify="right")
-    table.add_column("", justify="right")
+    table = new_table("must move", "bytes", "")
     names = {
         "cache": "cache, read",
         "q": "q, read",
@@ -112,9 +107,7 @@ def _bytes_table(counts: dict[str, int | None]) -> Table:
 
 def _floor_table(explained: dict[str, Any]) -> Table:
     here = bandwidth_of(explained["device"])
-    table = Table("memory floor on", "TB/s", "from", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("at the least", justify="right")
-    table.add_column("in all", justify="right")
+    table = new_table("memory floor on", "TB/s", Column("from"), "at the least", "in all")
     for floor in explained["floors"]:
         name = floor["device"] + (", this device" if here and here.device == floor["device"] else "")
         rate = f"{floor['bytes_per_second'] / 1e12:.2f}"

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 import submission
 from bench.basics import UserError
 from bench.contest.plans import cache_of
-from bench.show.tables import bytes_text, check_target, print_header, time_text, write_json
-from bench.worker.loading import describe_error, execute, plan_text
+from bench.modules import describe_error, execute
+from bench.show.console import new_table, print_header, print_line, print_verdict
+from bench.show.files import check_target, write_json
+from bench.show.texts import bytes_text, plan_text, time_text
 from reference import generate_input
 
 try:
@@ -229,15 +229,14 @@ def show(result: gfx950.Result, grid: tuple[int, ...], out: Console) -> None:
     out.print(_instruction_table(counters))
     if counters.buffers:
         out.print(_buffer_table(counters))
-    out.print(Text(_lds_text(counters)), soft_wrap=True)
+    print_line(out, _lds_text(counters))
     limits = {name: seconds for name, seconds in counters.computed_time().items() if seconds}
     if limits:
         parts = ", ".join(f"{name} {time_text(seconds * 1e9)}" for name, seconds in limits.items())
-        out.print(Text(f"computed from an MI355X's published rates, not measured: {parts}"), soft_wrap=True)
+        print_line(out, f"computed from an MI355X's published rates, not measured: {parts}")
     for finding in result.findings:
-        out.print(Text(str(finding), style="red"), soft_wrap=True)
-    verdict = "pass" if result.ok else "fail"
-    out.print(Text(f"isa: {verdict}", style="bold green" if result.ok else "bold red"))
+        print_line(out, str(finding), "red")
+    print_verdict(out, "isa", result.ok)
 
 
 def _registers(code: gfx950.CodeObject) -> str:
@@ -247,15 +246,8 @@ def _registers(code: gfx950.CodeObject) -> str:
     return f"{vector} VGPRs (of them {accumulation} for accumulation), {spilled} spilled"
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
-    return table
-
-
 def _instruction_table(counters: gfx950.Counters) -> Table:
-    table = _table("instructions", "executed", "a wave")
+    table = new_table("instructions", "executed", "a wave")
     for name, count in counters.instructions.most_common():
         table.add_row(name, f"{count:,}", f"{count / counters.waves:,.1f}")
     for name, count in counters.mfma.most_common():
@@ -264,7 +256,7 @@ def _instruction_table(counters: gfx950.Counters) -> Table:
 
 
 def _buffer_table(counters: gfx950.Counters) -> Table:
-    table = _table("argument", "bytes", "read", "distinct", "written", "distinct")
+    table = new_table("argument", "bytes", "read", "distinct", "written", "distinct")
     for buffer in counters.buffers:
         numbers = dataclasses.astuple(buffer)[1:]
         table.add_row(buffer.name, *(f"{number:,}" for number in numbers))
@@ -385,7 +377,7 @@ def show_plan(report: PlanReport, out: Console) -> None:
         "LDS": f"{bytes_text(code.lds_size)} a workgroup",
     }
     print_header(out, f"mla isa plan, {report.shape[0]} × {report.shape[1]} on gfx950", facts)
-    table = _table("a token of the loop", "count")
+    table = new_table("a token of the loop", "count")
     for name, count in sorted(report.counts.items(), key=lambda item: -item[1]):
         if count:
             table.add_row(f"  {name}" if name.startswith("v_") else name, f"{count / report.tokens:,.2f}")
@@ -393,8 +385,6 @@ def show_plan(report: PlanReport, out: Console) -> None:
     table.add_row("bytes through LDS", f"{report.lds_bytes / report.tokens:,.1f}")
     out.print(table)
     limits = ", ".join(f"{name} {time_text(seconds * 1e9)}" for name, seconds in report.seconds.items() if seconds)
-    out.print(
-        Text(f"the whole shape, computed from an MI355X's published rates, not measured: {limits}"), soft_wrap=True
-    )
+    print_line(out, f"the whole shape, computed from an MI355X's published rates, not measured: {limits}")
     if not report.ok:
-        out.print(Text("the sanitizer has findings: see tests/submission/test_fused.py", style="red"))
+        print_line(out, "the sanitizer has findings: see tests/submission/test_fused.py", "red")

@@ -10,9 +10,11 @@ from rich.console import Console
 
 from bench.basics import Mode
 from bench.cases import QUICK_CALLS, case_of_shape, official_cases, parse_shape, quick
-from bench.show import tables as report
+from bench.show.console import print_header, print_verdict, print_written
+from bench.show.files import check_target, sha256, write_json
 from bench.show.progress import display
-from bench.show.tables import Row
+from bench.show.results import Row, geomean_ns, print_paging_warning, print_results, rows_as_json
+from bench.show.texts import shape_text
 from bench.traffic import bandwidth_of
 from bench.worker.process import Worker
 from bench.worker.protocol import TIMED, WARM_UP, Job, Limits
@@ -40,17 +42,17 @@ def run(request: Request, out: Console, err: Console) -> bool:
     """
     cases = _cases(request)
     if request.json:
-        report.check_target(request.json)
+        check_target(request.json)
     with Worker(request.submission, request.device) as worker:
         setting: Setting = worker.describe(cases, request.table)
         _print_header(out, request, cases, setting)
         rows = _run_cases(request, cases, setting, worker, err)
     ok = all(row.result.ok for row in rows)
-    report.print_results(out, rows, request.mode, setting.environment["device"])
+    print_results(out, rows, request.mode, setting.environment["device"])
     if request.json:
-        report.write_json(request.json, _as_json(request, setting, rows, ok))
-        out.print(f"results in {request.json}", markup=False, soft_wrap=True)
-    report.print_verdict(out, ok)
+        write_json(request.json, _as_json(request, setting, rows, ok))
+        print_written(out, request.json)
+    print_verdict(out, "check", ok)
     return ok
 
 
@@ -77,8 +79,8 @@ def _print_header(out: Console, request: Request, cases: Sequence[TestSpec], set
         "torch": f"{machine['torch']}, aiter: {machine['aiter']}",
         "clock": setting.clock,
     }
-    report.print_header(out, f"mla run, {len(cases)} case{'s' * (len(cases) != 1)}", facts)
-    report.print_paging_warning(out, cases, setting.plans)
+    print_header(out, f"mla run, {len(cases)} case{'s' * (len(cases) != 1)}", facts)
+    print_paging_warning(out, cases, setting.plans)
 
 
 def _run_cases(
@@ -89,7 +91,7 @@ def _run_cases(
         if warm_up := _limits(request, WARM_UP):
             worker.warm_up(Job(request.mode, cases[0], table=request.table, limits=warm_up), shown.step)
         for case, plan in zip(cases, setting.plans, strict=True):
-            shown.start_case(report.shape_text(case))
+            shown.start_case(shape_text(case))
             job = Job(request.mode, case, table=request.table, limits=_limits(request, TIMED))
             rows.append(Row(case, plan, worker.run(job, shown.step)))
             shown.end_case("pass" if rows[-1].result.ok else "fail")
@@ -102,12 +104,12 @@ def _as_json(request: Request, setting: Setting, rows: Sequence[Row], ok: bool) 
         "mode": request.mode.value,
         "quick": request.quick,
         "submission": str(request.submission),
-        "submission_sha256": report.sha256(request.submission),
+        "submission_sha256": sha256(request.submission),
         "table": request.table,
         "clock": setting.clock,
         "environment": setting.environment,
         "bandwidth": dataclasses.asdict(bandwidth) if bandwidth else None,
-        "cases": report.rows_as_json(rows, bandwidth),
-        "geomean_ns": report.geomean_ns(rows),
+        "cases": rows_as_json(rows, bandwidth),
+        "geomean_ns": geomean_ns(rows),
         "check": "pass" if ok else "fail",
     }

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from bench.basics import Mode, UserError
 from bench.cases import case_of_shape, official_cases, parse_shape
 from bench.checks.checks import CHECKS, QUICK_TOKENS, Outcome, Scope
-from bench.show import tables as report
+from bench.show.console import new_table, print_header, print_line, print_verdict, print_written
+from bench.show.files import check_target, sha256, write_json
 from bench.show.progress import display
+from bench.show.results import print_paging_warning
 from bench.worker.process import Listener, Worker, WorkerDiedError, WorkerHungError
 from bench.worker.session import Setting
 
@@ -56,19 +57,19 @@ def run(request: Request, out: Console, err: Console) -> bool:
     names = _names(request)
     scope = Scope(_shapes(request), request.seed or time.time_ns() % 1_000_000, request.quick, request.table)
     if request.json:
-        report.check_target(request.json)
+        check_target(request.json)
     with Worker(request.submission, request.device, request.limit) as worker:
         cases = [case_of_shape(shape, Mode.BENCHMARK) for shape in scope.shapes]
         setting: Setting = worker.describe(cases, request.table)
         _print_header(out, request, scope, setting)
-        report.print_paging_warning(out, cases, setting.plans)
+        print_paging_warning(out, cases, setting.plans)
         lines = _carry_out(request, names, scope, worker, err)
     _print_lines(out, lines)
     ok = all(line.outcome.ok for line in lines)
     if request.json:
-        report.write_json(request.json, _as_json(request, scope, setting, lines, ok))
-        out.print(f"results in {request.json}", markup=False, soft_wrap=True)
-    out.print(Text(f"verify: {'pass' if ok else 'fail'}", style="bold green" if ok else "bold red"))
+        write_json(request.json, _as_json(request, scope, setting, lines, ok))
+        print_written(out, request.json)
+    print_verdict(out, "verify", ok)
     return ok
 
 
@@ -133,13 +134,11 @@ def _print_header(out: Console, request: Request, scope: Scope, setting: Setting
         "device": machine["device"],
         "versions": f"Python {machine['python']}, torch {machine['torch']}, aiter: {machine['aiter']}",
     }
-    report.print_header(out, "mla verify", facts)
+    print_header(out, "mla verify", facts)
 
 
 def _print_lines(out: Console, lines: Sequence[Line]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("check", "", "tried and seen", "seconds"):
-        table.add_column(column, justify="right" if column == "seconds" else "left")
+    table = new_table("check", Column(""), Column("tried and seen"), "seconds")
     for line in lines:
         verdict = Text("holds", style="green") if line.outcome.ok else Text("FAILS", style="red")
         table.add_row(CHECKS[line.name].title, verdict, Text(line.outcome.note), f"{line.seconds:.1f}")
@@ -148,17 +147,17 @@ def _print_lines(out: Console, lines: Sequence[Line]) -> None:
         if line.outcome.ok:
             continue
         check = CHECKS[line.name]
-        out.print(Text(f"{check.title} fails: {check.means}", style="bold red"), soft_wrap=True)
+        print_line(out, f"{check.title} fails: {check.means}", "bold red")
         for finding in line.outcome.findings[:_MOST_FINDINGS]:
-            out.print(Text(f"  {finding}"), soft_wrap=True)
+            print_line(out, f"  {finding}")
         if len(line.outcome.findings) > _MOST_FINDINGS:
-            out.print(Text(f"  … and {len(line.outcome.findings) - _MOST_FINDINGS} more"))
+            print_line(out, f"  … and {len(line.outcome.findings) - _MOST_FINDINGS} more")
 
 
 def _as_json(request: Request, scope: Scope, setting: Setting, lines: Sequence[Line], ok: bool) -> dict[str, Any]:
     return {
         "submission": str(request.submission),
-        "submission_sha256": report.sha256(request.submission),
+        "submission_sha256": sha256(request.submission),
         "scope": dataclasses.asdict(scope),
         "environment": setting.environment,
         "checks": [

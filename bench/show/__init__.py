@@ -1,1 +1,1 @@
-"""What a person sees: tables, progress, pictures, files of results."""
+"""What is shown: the console and tables, results, progress, the roofline's picture; and the files they go to."""

@@ -5,10 +5,8 @@ the strict mode are used where they are there in the form that the project's own
 """
 
 import functools
-import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from bench.basics import PROJECT_ROOT, UserError
+from bench.modules import describe_error, execute
+from bench.show.texts import plan_text
 from reference import PRECISIONS
 
 
@@ -43,24 +43,6 @@ def load(path: Path) -> "Submission":
     if not callable(getattr(module, "custom_kernel", None)):
         raise UserError(f"{path} has no function custom_kernel(data): add it, the leaderboard calls nothing else")
     return Submission(path, module)
-
-
-def execute(path: Path, name: str) -> ModuleType:
-    """Run a file as the module `name`. Raises UserError if it is no Python file, and whatever the file raises."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise UserError(f"{path} is no Python file: expected a name that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def describe_error(error: BaseException, path: Path) -> str:
-    """The error and the last place in the file at `path` it passed through."""
-    where = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    place = f" ({path.name}, line {where[-1].lineno}, in {where[-1].name})" if where else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 class Submission:
@@ -123,15 +105,3 @@ def _keywords(function: Any) -> set[str]:
     except (TypeError, ValueError):
         return set()
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def plan_text(plan: Any) -> str:
-    """A plan in a few words: "a8w8_persistent, 4 splits", "fused fp8, 4 splits"."""
-    tile = getattr(plan, "tile", None)
-    design = f" {tile.design}" if getattr(tile, "design", "plain") != "plain" else ""
-    cache = f" {tile.cache}{design}" if hasattr(tile, "cache") else ""
-    splits = getattr(plan, "num_splits", None)
-    page_size = getattr(plan, "page_size", 1)
-    count = "aiter's splits" if splits is None else "1 split" if splits == 1 else f"{splits} splits"
-    paging = f", page size {page_size}" if page_size > 1 else ""
-    return f"{getattr(plan, 'runner', plan)}{cache}, {count}{paging}"

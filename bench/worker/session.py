@@ -13,9 +13,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench import environment
-from bench.basics import Mode, UserError
+from bench.basics import Mode
 from bench.checks.checks import Outcome, Scope, run_check
-from bench.worker.loading import PlanInfo, describe_error, load
+from bench.environment import usable_device
+from bench.modules import describe_error
+from bench.worker.loading import PlanInfo, load
 from bench.worker.protocol import SEED_STEP, CaseResult, Job, Stats, measure
 from bench.worker.subject import Subject
 from bench.worker.timing import clock_for
@@ -26,7 +28,6 @@ from reference import (
     ExactVerdict,
     OfficialVerdict,
     check_exact,
-    default_device,
     generate_input,
     official_verdict,
     progress_to,
@@ -208,24 +209,6 @@ _OUT_OF_MEMORY = "; out of memory: try --quick or a smaller --case (256x8192 nee
 
 def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-
-
-def usable_device(name: str | None) -> torch.device:
-    """The device of that name, made the current one; by default the GPU if there is one."""
-    try:
-        device = torch.device(name) if name is not None else default_device()
-    except RuntimeError as error:
-        raise UserError(f"unknown device {name!r}: expected cpu, cuda or cuda:0, cuda:1, …") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not served: expected cpu, cuda or cuda:0, cuda:1, …")
-    if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise UserError(
-                f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs; try --device cpu"
-            )
-        torch.cuda.set_device(device.index or 0)
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def _clone(data: object) -> object:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from bench.worker.loading import Submission, describe_error
+from bench.modules import describe_error
+from bench.worker.loading import Submission
 from reference import NUM_HEADS, V_HEAD_DIM, ExactVerdict, check_exact, generate_input
 from task import TestSpec, input_t, output_t
 

@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 import submission as project
 from bench.basics import PROJECT_SUBMISSION, Mode, UserError
 from bench.cli import app
-from bench.show import tables as report
+from bench.show import results
+from bench.show.console import console as new_console
+from bench.show.files import check_target, write_json
+from bench.show.texts import plan_text, time_text
 from bench.traffic import BANDWIDTHS
 from bench.worker import process as worker
-from bench.worker.loading import plan_text
 from bench.worker.protocol import CaseResult, Job, Stats
 from reference import PRECISIONS, ExactVerdict, OfficialVerdict
 from task import TestSpec
@@ -117,7 +119,7 @@ def test_quick_benchmark_times_and_averages(write, tmp_path):
     first, second = (case["stats"]["mean"] for case in written["cases"])
     assert written["geomean_ns"] == pytest.approx(math.sqrt(first * second))
     assert [case["official"]["ok"] for case in written["cases"]] == [True, True]
-    assert f"geometric mean: {report.time_text(written['geomean_ns'])}" in result.stdout
+    assert f"geometric mean: {time_text(written['geomean_ns'])}" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -161,19 +163,19 @@ def test_a_killed_worker_is_named_and_replaced(write):
 # ---- tables and JSON ----
 
 
-def row(mean: float | None, **changes: object) -> report.Row:
+def row(mean: float | None, **changes: object) -> results.Row:
     stats = Stats(3, mean, 1.0, mean / 100, mean, mean) if mean else None
     official = OfficialVerdict(True, 0.0123, "")
     exact = ExactVerdict(False, "a8w8", math.inf, None, 0.5, 0, "gate A: far off")
     result = CaseResult(official, exact, cache="fp8", stats=stats)
     case = TestSpec(batchsize=256, qseqlen=1, kvseqlen=8192, seed=1)
-    return report.Row(case, None, CaseResult(**{**vars(result), **changes}))
+    return results.Row(case, None, CaseResult(**{**vars(result), **changes}))
 
 
-def printed(rows: list[report.Row], mode: Mode, device: str) -> str:
-    console = report.console()
+def printed(rows: list[results.Row], mode: Mode, device: str) -> str:
+    console = new_console()
     with console.capture() as captured:
-        report.print_results(console, rows, mode, device)
+        results.print_results(console, rows, mode, device)
     return captured.get()
 
 
@@ -204,12 +206,12 @@ def test_no_mean_without_every_time():
     ("ns", "text"), [(1234, "1.23 µs"), (123_456, "123 µs"), (999_400, "999 µs"), (2.5e6, "2.5 ms"), (3.7e10, "37 s")]
 )
 def test_time_text(ns, text):
-    assert report.time_text(ns) == text
+    assert time_text(ns) == text
 
 
 def test_json_holds_what_json_cannot(tmp_path):
     path = tmp_path / "out.json"
-    report.write_json(path, {"cases": report.rows_as_json([row(1e6)], BANDWIDTHS[0])})
+    write_json(path, {"cases": results.rows_as_json([row(1e6)], BANDWIDTHS[0])})
     (case,) = json.loads(path.read_text())["cases"]
     assert case["exact"]["kernel_error"] == "inf"
     assert case["exact"]["format_error"] is None
@@ -219,27 +221,27 @@ def test_json_holds_what_json_cannot(tmp_path):
 
 def test_json_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "out.json"
-    report.write_json(path, {"run": 1})
+    write_json(path, {"run": 1})
 
     def full_disk(*_: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr("os.replace", full_disk)
     with pytest.raises(UserError, match="no space left"):
-        report.write_json(path, {"run": 2})
+        write_json(path, {"run": 2})
     assert json.loads(path.read_text()) == {"run": 1}
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_json_follows_links_and_writes_to_what_is_no_file(tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
-    report.write_json(tmp_path / "link.json", {"run": 1})
+    write_json(tmp_path / "link.json", {"run": 1})
     assert (tmp_path / "link.json").is_symlink()
     assert json.loads((tmp_path / "target.json").read_text()) == {"run": 1}
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    report.check_target(tmp_path / "pipe")
-    report.write_json(tmp_path / "pipe", {"run": 2})
+    check_target(tmp_path / "pipe")
+    write_json(tmp_path / "pipe", {"run": 2})
     assert json.loads(os.read(reader, 1000)) == {"run": 2}
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
@@ -247,7 +249,7 @@ def test_json_follows_links_and_writes_to_what_is_no_file(tmp_path):
 
 def test_json_where_nothing_can_be_written_is_refused_at_once():
     with pytest.raises(UserError, match="is not writable"):
-        report.check_target(Path("/proc/out.json"))
+        check_target(Path("/proc/out.json"))
 
 
 # ---- mla explain ----

@@ -1,29 +1,22 @@
-"""How results are shown: the header, the table and what is below it, and the JSON form."""
+"""The results of `mla run`: the table and what is below it, the warning above it, and the JSON form."""
 
 import dataclasses
-import hashlib
-import json
-import math
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from bench.basics import Mode, UserError
+from bench.basics import Mode
+from bench.show.console import new_table, print_line
+from bench.show.texts import rate_text, shape_text, time_text
 from bench.traffic import Bandwidth, bandwidth_of, nanoseconds, traffic
 from bench.worker.loading import PlanInfo
 from bench.worker.protocol import CaseResult, geometric_mean
 from reference import ExactVerdict
 from task import TestSpec
-
-_LOG_WIDTH = 150  # of output that is not a terminal
 
 _PAGING_WARNING = (
     "Plans with page_size above 1 run here: {shapes}. aiter's gfx950 kernels (and the portable ones) read only the "
@@ -59,43 +52,6 @@ class Row:
         return nanoseconds(moved.compulsory, bandwidth)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console that keeps tables readable in a log."""
-    made = Console(stderr=stderr, highlight=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = _LOG_WIDTH
-    return made
-
-
-def shape_text(args: TestSpec) -> str:
-    return f"{args['batchsize']} × {args['kvseqlen']}"
-
-
-def time_text(ns: float) -> str:
-    """Nanoseconds in a unit that suits them."""
-    for unit, size in (("s", 1e9), ("ms", 1e6)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns / size:.0f} {unit}"
-    return f"{ns / 1e3:.3g} µs" if ns < 1e5 else f"{ns / 1e3:.0f} µs"
-
-
-def bytes_text(count: int) -> str:
-    """Bytes in decimal units, as bandwidths are given."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"
-
-
-# ---- the header ----
-
-
-def print_header(out: Console, title: str, facts: dict[str, str]) -> None:
-    out.print(Text(title, style="bold"))
-    for name, value in facts.items():
-        out.print(Text(f"  {name:<11}{value}"), soft_wrap=True)
-
-
 def print_paging_warning(out: Console, cases: Sequence[TestSpec], plans: Sequence[PlanInfo | None]) -> None:
     """A panel if any plan has pages of more than one token."""
     paged = [
@@ -116,27 +72,17 @@ def print_results(out: Console, rows: Sequence[Row], mode: Mode, device: str) ->
     """The table, what its columns mean, profiles, failures, and the geometric mean."""
     bandwidth = bandwidth_of(device)
     out.print(_table(rows, mode, bandwidth))
-    out.print(Text(_LEGEND, style="dim"), soft_wrap=True)
+    print_line(out, _LEGEND, "dim")
     if bandwidth:
-        out.print(
-            Text(f"floor: cache, q and output once at {bandwidth.device}'s {_rate_text(bandwidth)}"), soft_wrap=True
-        )
+        print_line(out, f"floor: cache, q and output once at {bandwidth.device}'s {rate_text(bandwidth)}")
     for row in rows:
         if row.result.profile:
-            out.print(Text(f"{shape_text(row.args)}, one call:\n{row.result.profile}"), soft_wrap=True)
+            print_line(out, f"{shape_text(row.args)}, one call:\n{row.result.profile}")
     for row in rows:
         for failure in row.result.failures:
-            out.print(Text(f"{shape_text(row.args)}: {failure}", style="red"), soft_wrap=True)
+            print_line(out, f"{shape_text(row.args)}: {failure}", "red")
     if mode in (Mode.BENCHMARK, Mode.LEADERBOARD):
-        out.print(Text(_mean_text(rows)))
-
-
-def print_verdict(out: Console, ok: bool) -> None:
-    out.print(Text(f"check: {'pass' if ok else 'fail'}", style="bold green" if ok else "bold red"))
-
-
-def _rate_text(bandwidth: Bandwidth) -> str:
-    return f"{bandwidth.bytes_per_second / 1e12:.3g} TB/s ({bandwidth.source})"
+        print_line(out, _mean_text(rows))
 
 
 def geomean_ns(rows: Sequence[Row]) -> float | None:
@@ -154,18 +100,16 @@ def _mean_text(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row], mode: Mode, bandwidth: Bandwidth | None) -> Table:
     timed = mode in (Mode.BENCHMARK, Mode.LEADERBOARD)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    table.add_column("case", no_wrap=True)
-    table.add_column("plan", min_width=9, overflow="fold")
-    table.add_column("official", min_width=6)
-    table.add_column("exact", min_width=6)
-    for name in ("gate A", "gate B", "cosine"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("mean ± error" if timed else "first call", justify="right", min_width=7)
-    if bandwidth:
-        table.add_column("floor", justify="right", no_wrap=True)
-        if timed:
-            table.add_column("× floor", justify="right", no_wrap=True)
+    table = new_table(
+        "case",
+        Column("plan", min_width=9, overflow="fold"),
+        Column("official", min_width=6),
+        Column("exact", min_width=6),
+        *("gate A", "gate B", "cosine"),
+        Column("mean ± error" if timed else "first call", justify="right", min_width=7),
+        *(["floor"] if bandwidth else []),
+        *(["× floor"] if bandwidth and timed else []),
+    )
     for row in rows:
         table.add_row(*_cells(row, timed, bandwidth))
     return table
@@ -236,65 +180,3 @@ def rows_as_json(rows: Sequence[Row], bandwidth: Bandwidth | None) -> list[dict[
         }
         for row in rows
     ]
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def check_target(path: Path, option: str = "--json") -> None:
-    """Raises UserError if `path`, the file that `option` names, could not be written in the end."""
-    path = path.resolve()
-    if not path.parent.is_dir():
-        raise UserError(f"{option} {path}: there is no folder {path.parent}: create it first")
-    if path.is_dir():
-        raise UserError(f"{option} {path} is a folder: expected the name of a file")
-    try:
-        if path.exists() and not path.is_file():
-            return
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UserError(f"{option} {path}: the folder {path.parent} is not writable ({error})") from error
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """As write_text; infinity and NaN become strings."""
-    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str, option: str = "--json") -> None:
-    """Write all of it or nothing, to the file that `option` names: a reader never sees half a file.
-
-    A link is followed; what is no regular file, such as a pipe, is written to as it is. Raises UserError if that fails.
-    """
-    path = path.resolve()
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-        else:
-            _replace(path, text)
-    except OSError as error:
-        raise UserError(f"{option} {path} cannot be written: {error}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
