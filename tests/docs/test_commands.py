@@ -1,12 +1,18 @@
 """Every command and snippet in the documents runs here, or its section says on what machine it was run.
 
-Blocks of a page run in their order, in a folder that looks like a checkout with its environment set up. The language of
-a block says what it is: "sh" commands; "python" a program, or with a file's name behind it that file, or with "from
-FILE" lines of that file; "text" is what was printed.
+Blocks of a page run in their order, in a copy of the project whose environment is set up. What stands behind the three
+backticks says what a block is:
+
+- `sh`: commands; `text`: what was printed
+- `python`: a program
+- `python FILE`: that file, which the reader writes
+- `python from FILE`: lines of that file of ours, "…" for those left out
+- `python into FILE above LINE` (or below): lines to add to that file, beside the first one that begins with LINE
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from bench.basics import PROJECT_ROOT
-from tests.docs.pages import PAGES, Page, blocks, read
+from tests.docs.pages import PAGES, Block, Page, blocks, read
 
 LANGUAGES = ("sh", "python", "text")
 SECONDS = 120  # for a command
@@ -73,28 +79,25 @@ def test_every_entry_of_the_table_is_used():
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch) -> Path:
-    """The project, by links, with an environment whose `mla` and `python` are this interpreter's."""
-    for entry in PROJECT_ROOT.iterdir():
-        if entry.name != ".venv":
-            (tmp_path / entry.name).symlink_to(entry)
-    programs = tmp_path / ".venv" / "bin"
+def checkout(tmp_path) -> Path:
+    """A copy of the project, with an environment whose `mla` and `python` are this interpreter's."""
+    copy = tmp_path / "a checkout"
+    shutil.copytree(PROJECT_ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build"))
+    programs = copy / ".venv" / "bin"
     programs.mkdir(parents=True)
     for name, arguments in {"mla": " -m bench", "python": ""}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
         (programs / name).chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    return copy
 
 
-def _has_something_to_run(page: Page) -> bool:
-    return any(not b.argument.startswith("from ") for _, b in blocks(page, "python")) or any(
-        said_of(command) is None for p, _, command in ALL_COMMANDS if p is page
-    )
+def _runs(page: Page) -> bool:
+    """Whether anything of a page runs here."""
+    programs = any(not block.argument for _, block in blocks(page, "python"))
+    return programs or any(said_of(command) is None for p, _, command in ALL_COMMANDS if p is page)
 
 
-@pytest.mark.parametrize("page", filter(_has_something_to_run, map(read, PAGES)), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", filter(_runs, map(read, PAGES)), ids=lambda page: page.name)
 def test_page_runs(page: Page, checkout: Path):
     if page.name in RUN_MI355X_CODE:
         pytest.importorskip("gfx950", reason="needs the gfx950 extra: pip install -e '.[gfx950]'")
@@ -104,27 +107,34 @@ def test_page_runs(page: Page, checkout: Path):
             where = f"{page.name}:{block.line}"
             if block.language == "sh":
                 for command in commands_of(block.text):
-                    _run(command, checkout, where)
+                    if said_of(command) is None:
+                        _run(["bash", "-euo", "pipefail", "-c", command], checkout, where)
             elif block.language == "python" and not block.argument:
-                exec(compile(block.text, where, "exec"), {"__name__": where})
-            elif block.language == "python" and not block.argument.startswith("from "):
-                (checkout / block.argument).write_text(block.text)
+                _run([sys.executable, "-c", block.text], checkout, where)
+            elif block.language == "python":
+                _write(block, checkout, where)
 
 
-def _run(command: str, checkout: Path, where: str) -> None:
-    if said_of(command) is not None:
-        return
-    environment = os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "OMP_NUM_THREADS": "1"}
+def _run(command: list[str], checkout: Path, where: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
+        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
-    assert done.returncode == 0, f"{where}: {command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0, f"{where}: {command[-1]}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+
+def _write(block: Block, checkout: Path, where: str) -> None:
+    """What the reader is told to write: a file, or lines of one of ours."""
+    addition = re.fullmatch(r"into (\S+) (above|below) (.+)", block.argument)
+    if addition:
+        name, side, beside = addition.groups()
+        lines = (checkout / name).read_text().splitlines(keepends=True)
+        found = [i for i, line in enumerate(lines) if line.startswith(beside)]
+        assert found, f"{where}: {name} has no line that begins with {beside!r}"
+        at = found[0] + (side == "below")
+        (checkout / name).write_text("".join([*lines[:at], block.text, *lines[at:]]))
+    elif not block.argument.startswith("from "):
+        (checkout / block.argument).write_text(block.text)
 
 
 @pytest.mark.parametrize("page", map(read, PAGES), ids=lambda page: page.name)
