@@ -4,8 +4,6 @@ import ml_dtypes
 import numpy as np
 import torch
 
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
-
 
 def numpy_of(tensor: torch.Tensor) -> np.ndarray:
     """Any of the task's tensors as float64 (codes and scales as uint8)."""
@@ -22,25 +20,21 @@ def numpy_of(tensor: torch.Tensor) -> np.ndarray:
 def mxfp4_values(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """(rows, n) uint8 codes and (at least rows, at least n / 16) uint8 scales to (rows, 2n) float64."""
     nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
-    values = E2M1[nibbles & 7] * np.where(nibbles & 8, -1.0, 1.0)
-    blocks = values.shape[1] // 32
-    return values * np.repeat(2.0 ** (scales[: len(codes), :blocks].astype(np.float64) - 127), 32, axis=1)
+    values = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    blocks = scales[: len(codes), : values.shape[1] // 32].astype(np.uint8)
+    return values * np.repeat(blocks.view(ml_dtypes.float8_e8m0fnu).astype(np.float64), 32, axis=1)
 
 
 def mxfp4_quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, n) float32 to nibbles (rows, n) and scale bytes (rows, n / 32): the rule, by nearest distance."""
+    """(rows, n) float32 to nibbles (rows, n) and scale bytes (rows, n / 32), by aiter's rule for the scale."""
     rows, columns = x.shape
     blocks = x.reshape(rows, columns // 32, 32).astype(np.float64)
     top = np.abs(x.reshape(rows, columns // 32, 32)).max(-1).astype(np.float32).view(np.uint32).astype(np.uint64)
     rounded = ((top + 0x200000) & 0xFF800000).astype(np.uint32).view(np.float32).astype(np.float64)
     with np.errstate(divide="ignore"):
         exponent = np.clip(np.floor(np.log2(rounded)) - 2, -127, 127)
-    scaled = blocks * 2.0 ** -exponent[..., None]
-    distance = np.abs(np.minimum(np.abs(scaled), 6)[..., None] - E2M1)
-    # Of two equally near values the even code wins.
-    code = np.argmin(distance * 4 + (np.arange(8) % 2) * 1e-9, axis=-1)
-    nibbles = code | np.where(np.signbit(scaled), 8, 0)
-    return nibbles.reshape(rows, columns).astype(np.uint8), (exponent + 127).astype(np.uint8)
+    nibbles = (blocks * 2.0 ** -exponent[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    return nibbles.reshape(rows, columns), (exponent + 127).astype(np.uint8)
 
 
 def attention(q: np.ndarray, kv: np.ndarray, sm_scale: float) -> np.ndarray:
@@ -56,12 +50,14 @@ def error(output: torch.Tensor | np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
-def work_lists(lengths: list[int], max_splits: int, num_cus: int) -> tuple[list[list[int]], list[int]]:
+def work_lists(
+    lengths: list[int], max_splits: int, num_cus: int, granularity: int = 16
+) -> tuple[list[list[int]], list[int]]:
     """get_mla_metadata_v1's works and work_indptr, by labelling each token with its part and grouping the labels."""
     works, begin = [], 0
     for b, n in enumerate(lengths):
         splits = min(n // 196, int(np.ceil(num_cus / len(lengths))), max_splits)
-        blocks = np.arange(n) // 16
+        blocks = np.arange(n) // granularity
         label = blocks // int(np.ceil((blocks[-1] + 1) / splits))
         if label[-1] > 0 and (label == label[-1]).sum() <= 4:
             label[label == label[-1]] -= 1

@@ -19,10 +19,13 @@ def dynamic_mxfp4_quant(
 
     x: (rows, columns), floating point, columns a multiple of 32.
     Returns (rows, columns / 2) fp4x2 and (rows, columns / 32) fp8_e8m0, on x's device.
-    Raises ValueError for another shape, NotImplementedError for another scaling mode or the shuffled scale layout.
+    A block with a NaN gets some finite values: neither the format nor aiter's rule has a place for it.
+    Raises ValueError for another shape or dtype, NotImplementedError for another scaling mode or shuffled scales.
     """
     if x.dim() != 2 or x.shape[1] % BLOCK:
         raise ValueError(f"x must be (rows, columns) with columns a multiple of {BLOCK}, got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point, got {x.dtype}")
     if scaling_mode != "even" or shuffle:
         raise NotImplementedError("the portable aiter has scaling_mode='even' and shuffle=False only")
     rows, columns = x.shape
@@ -43,11 +46,12 @@ def _quantise(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Non
 
 
 def _block_exponent(amax: torch.Tensor) -> torch.Tensor:
-    """floor(log2(amax)) − 2 after amax is rounded to two significant bits' worth, clamped to ±127; int32."""
-    bits = (
-        amax.contiguous().view(torch.int32) + 0x200000
-    ) >> 23  # biased exponent; float32's top value carries to infinity
-    return torch.where(bits == 0, -127, (bits - 127 - 2).clamp(-127, 127)).to(torch.int32)
+    """log2(amax) − 2, rounded down, but up from a mantissa of 1.75 on, and clamped to ±127; int32.
+
+    Rounded up from 1.75 × 2^127 on, amax is infinite, which gives 127.
+    """
+    biased = (amax.contiguous().view(torch.int32) + 0x200000) >> 23 & 0xFF
+    return (biased - (127 + 2) + (biased == 255)).clamp_(min=-127)
 
 
 def _e2m1_codes(v: torch.Tensor) -> torch.Tensor:
