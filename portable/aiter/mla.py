@@ -1,19 +1,17 @@
-"""mla_decode_fwd: what the gfx950 decode kernels compute, in float32 torch with their rounding points."""
+"""mla_decode_fwd, as on an MI355X: what it takes, returns and writes. The arithmetic is in `kernels`."""
 
 import itertools
 import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from .settings import NUM_HEADS, host_reads, settings
+from . import checks
+from .kernels import Cache, Kernel, attend, merge, workspace
+from .settings import host_lists, host_reads, settings
 from .utility import dtypes
 
-_VALUES = 512  # the value dims: the first of the key's
-_TILE = 64  # tokens between two updates of the running maximum; also what non-persistent splits are dealt in
-_CHUNK = 128 * _TILE  # tokens dequantised at a time
-
-_Rounding = Callable[[torch.Tensor], torch.Tensor]
+_WHERE = "mla_decode_fwd"
 
 
 class PagingWarning(UserWarning):
@@ -47,69 +45,124 @@ def mla_decode_fwd(
     return_logits: bool = False,
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of one query token a sequence over its paged cache, written into `o`.
+    """Attention of one query token per sequence over its paged cache, written into `o`.
 
-    q: (batch, 16, dims) bf16 or fp8, contiguous. kv_buffer: (pages, page_size, 1, dims) bf16 or fp8; keys are all dims,
-    values the first 512. o: (batch, 16, 512) bf16. The indptrs are int32 (batch + 1,), kv_indptr counting pages;
-    kv_indices (entries,) int32. q_scale, kv_scale: (1,) float32 for fp8. With work_meta_data and the five lists of
-    get_mla_metadata_v1 the call is persistent and does what those lists say.
+    q: (rows, 16, 576) bf16 or fp8, contiguous; row b is sequence b's. kv_buffer: (pages, page_size, 1, 576) bf16 or
+    fp8; keys are all dims, values the first 512. o: (rows, 16, 512) bf16; where a reduce writes it (non-persistent, but
+    for fp8 in one split) also fp16 or float32. qo_indptr, kv_indptr: int32 (batch + 1,), kv_indptr counting pages.
+    kv_indices: int32, a page per entry. kv_last_page_lens: int32 (batch,), read by no gfx950 kernel. q_scale, kv_scale:
+    float32 (1,) for fp8. sm_scale: by default 576^-0.5. With work_meta_data and the five lists of get_mla_metadata_v1
+    the call is persistent and does what those lists say.
 
-    Returns, as the real one does: non-persistent fp8 in one split, a view of `o` and its lse; else the float32 partials
-    (NaN where nothing was written) and the final lse (None, or NaN where the real one leaves it unwritten).
+    Rows of `o` beyond the batch, and those of sequences without a query row (at the end of the batch), are left alone.
+    A sequence without tokens gives NaN; with fp8 in one split, where there is no reduce, its row is left alone.
 
-    Raises RuntimeError for combinations no gfx950 kernel serves, AssertionError for logit_cap above 0,
-    NotImplementedError for heads ≠ 16 or more than one query token. Warns (PagingWarning) when page_size > 1 leaves out
-    tokens.
+    Returns, as the real one does: non-persistent fp8 in one split, a view of `o` and an lse that is never written
+    (NaN); else the float32 partials (NaN where nothing was written) and the final lse (None, or NaN where the real one
+    leaves it unwritten).
+
+    Raises RuntimeError for what the real library refuses, AssertionError for logit_cap above 0, NotImplementedError for
+    heads ≠ 16 or more than one query token; and, all of it before any work, TypeError or ValueError for what the real
+    library does not check: what would make its kernels read or write elsewhere, or give noise. Warns (PagingWarning)
+    when page_size > 1 leaves out tokens.
     """
     assert logit_cap <= 0, f"{logit_cap=} is not supported"
     persistent = work_meta_data is not None
-    _check_call(q, kv_buffer, o, max_seqlen_q, nhead_kv, page_size, persistent, q_scale, kv_scale)
-    with host_reads(q.device):
-        scale = sm_scale if sm_scale is not None else q.shape[2] ** -0.5
-        cache = _Cache(kv_buffer, kv_indptr, kv_indices, kv_last_page_lens, page_size, kv_scale)
-        if persistent:
-            lists = (work_meta_data, work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map)
-            return _persistent(_queries(q, q_scale), cache, o, scale, _rounding(q), lists, return_lse)
-        if num_kv_splits is None or num_kv_splits_indptr is None:
-            num_kv_splits = _choose_splits(num_kv_splits, qo_indptr.shape[0] - 1, kv_indices.shape[0], q.dtype)
-            num_kv_splits_indptr = torch.arange(qo_indptr.shape[0], dtype=torch.int32) * num_kv_splits
-        direct = num_kv_splits == 1 and q.dtype == dtypes.fp8
-        return _non_persistent(
-            _queries(q, q_scale), cache, o, scale, _rounding(q), num_kv_splits, num_kv_splits_indptr.tolist(), direct
-        )
-
-
-def _check_call(q, kv_buffer, o, max_seqlen_q, nhead_kv, page_size, persistent, q_scale, kv_scale) -> None:
-    names = {dtypes.bf16: "bf16", dtypes.fp8: "fp8"}
-    kinds = (names.get(q.dtype), names.get(kv_buffer.dtype), persistent)
-    served = {
-        ("bf16", "bf16", False),
-        ("fp8", "fp8", False),
-        ("bf16", "fp8", True),
-        ("fp8", "fp8", True),
-        ("bf16", "bf16", True),
+    checks.need_tensors(_WHERE, q=q, kv_buffer=kv_buffer, o=o)
+    kernel = checks.kernel_for(q, kv_buffer, persistent)
+    checks.check_shapes(q, kv_buffer, o, max_seqlen_q, page_size, nhead_kv)
+    checks.check_scales(q, kv_buffer, q_scale, kv_scale)
+    checks.need_device(_WHERE, q.device, kv_buffer=kv_buffer, o=o)
+    indices = {
+        "qo_indptr": qo_indptr,
+        "kv_indptr": kv_indptr,
+        "kv_indices": kv_indices,
+        "kv_last_page_lens": kv_last_page_lens,
     }
-    if kinds not in served:
-        raise RuntimeError(
-            f"mla_decode_fwd: no gfx950 kernel for q {q.dtype}, kv {kv_buffer.dtype}, "
-            f"{'persistent' if persistent else 'non-persistent'}"
+    checks.need_int32(_WHERE, q.device, **indices)
+    batch = checks.batch_of(_WHERE, "qo_indptr", qo_indptr)
+    checks.need_length(_WHERE, "kv_indptr", kv_indptr, batch + 1, "as qo_indptr")
+    checks.need_length(_WHERE, "kv_indices", kv_indices, 0, "a page per entry")
+    checks.need_length(_WHERE, "kv_last_page_lens", kv_last_page_lens, batch, "one per sequence of qo_indptr")
+    scale = float(sm_scale) if sm_scale is not None else q.shape[2] ** -0.5
+    checks.check_sm_scale(scale)
+    if page_size > 1 and not settings.documented_paging:
+        warnings.warn(
+            f"page_size {page_size}: the gfx950 kernels read the first token of each page and no other, so this call "
+            f"attends to 1/{page_size} of the cache",
+            PagingWarning,
+            stacklevel=2,
         )
-    if kv_buffer.dim() != 4 or kv_buffer.shape[1:3] != (page_size, 1) or nhead_kv != 1:
-        raise RuntimeError(
-            f"mla_decode_fwd: kv_buffer must be (pages, page_size {page_size}, 1, dims) with nhead_kv 1, "
-            f"got {tuple(kv_buffer.shape)} and nhead_kv {nhead_kv}"
-        )
-    if not q.is_contiguous():
-        raise RuntimeError("mla_decode_fwd: q must be contiguous")
-    if q.shape[-1] != kv_buffer.shape[3]:
-        raise RuntimeError(f"mla_decode_fwd: q has {q.shape[-1]} dims, kv_buffer {kv_buffer.shape[3]}")
-    if q.dtype == dtypes.fp8 and (q_scale is None or kv_scale is None):
-        raise RuntimeError("mla_decode_fwd: fp8 q needs both q_scale and kv_scale")
-    if q.shape[1] != NUM_HEADS or max_seqlen_q != 1 or o.shape != (q.shape[0], NUM_HEADS, _VALUES):
-        raise NotImplementedError(
-            "the portable aiter has 16 heads, one query token and an output of (batch, 16, 512) only; "
-            f"got q {tuple(q.shape)}, max_seqlen_q {max_seqlen_q}, o {tuple(o.shape)}"
-        )
+    call = _Call(q, kv_buffer, o, *indices.values(), batch, q_scale, kv_scale, scale, kernel)
+    with host_reads(q.device):
+        if not persistent:
+            return _non_persistent(call, num_kv_splits, num_kv_splits_indptr)
+        lists = {
+            "work_meta_data": work_meta_data,
+            "work_indptr": work_indptr,
+            "work_info_set": work_info_set,
+            "reduce_indptr": reduce_indptr,
+            "reduce_final_map": reduce_final_map,
+            "reduce_partial_map": reduce_partial_map,
+        }
+        return _persistent(call, lists, return_lse)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call's tensors, checked as far as that goes without their values."""
+
+    q: torch.Tensor
+    kv_buffer: torch.Tensor
+    o: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_last_page_lens: torch.Tensor
+    batch: int
+    q_scale: torch.Tensor | None
+    kv_scale: torch.Tensor | None
+    sm_scale: float
+    kernel: Kernel
+
+    def read_layout(self, *lists: torch.Tensor) -> tuple["_Layout", list[list[int]]]:
+        """The layout of the batch, checked, and the values of further int32 tensors, in a single read."""
+        per_sequence = self.qo_indptr, self.kv_indptr[: self.batch + 1], self.kv_last_page_lens[: self.batch]
+        rows, entries, last_page_lens, *rest = host_lists(*per_sequence, *lists)
+        checks.check_query_rows(_WHERE, "qo_indptr", rows)
+        checks.check_bounds(_WHERE, "kv_indptr", entries)
+        checks.check_entries(entries, self.kv_indices)
+        if settings.documented_paging:
+            checks.check_last_pages(last_page_lens, self.kv_buffer.shape[1])
+        return _Layout(rows[-1], entries, last_page_lens), rest
+
+    def queries(self) -> torch.Tensor:
+        return self.q.float() if self.q.dtype == dtypes.bf16 else self.q.float() * self.q_scale.reshape(())
+
+    def cache(self, layout: "_Layout", first: int, last: int) -> Cache:
+        """The cache, once entries first … last are known to name pages that it has."""
+        if last > first:
+            pages = torch.stack(torch.aminmax(self.kv_indices[first:last]))
+            checks.check_pages(self.kv_buffer, *host_lists(pages)[0])
+        scale = None if self.kv_buffer.dtype == dtypes.bf16 else self.kv_scale.reshape(())
+        return Cache(self.kv_buffer, self.kv_indices, layout.entries[1:], layout.last_page_lens, scale)
+
+    def attend(self, query: torch.Tensor, cache: Cache, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(query, cache, tokens, self.sm_scale, self.kernel)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a batch's sequences lie: how many have a query row (the first ones), kv_indptr, kv_last_page_lens."""
+
+    queried: int
+    entries: list[int]
+    last_page_lens: list[int]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Entries per sequence."""
+        return [end - start for start, end in itertools.pairwise(self.entries)]
 
 
 def _choose_splits(num_kv_splits: int | None, batch: int, total_kv: int, q_dtype: torch.dtype) -> int:
@@ -127,148 +180,80 @@ def _choose_splits(num_kv_splits: int | None, batch: int, total_kv: int, q_dtype
     return num_kv_splits
 
 
-def _queries(q: torch.Tensor, q_scale: torch.Tensor | None) -> torch.Tensor:
-    return q.float() * q_scale if q.dtype == dtypes.fp8 else q.float()
-
-
-def _rounding(q: torch.Tensor) -> _Rounding:
-    """How the kernel for this q rounds the unnormalised probabilities before the value product."""
-    return _to_fp8 if q.dtype == dtypes.fp8 else _to_bf16
-
-
-def _to_fp8(p: torch.Tensor) -> torch.Tensor:
-    return p.to(torch.float8_e4m3fn).float()
-
-
-def _to_bf16(p: torch.Tensor) -> torch.Tensor:
-    return ((p.view(torch.int32) + 0x7FFF) & -0x10000).view(torch.float32)
-
-
-class _Cache:
-    """Which cache rows a range of kv_indices entries stands for, dequantised on demand."""
-
-    def __init__(self, kv_buffer, kv_indptr, kv_indices, kv_last_page_lens, page_size, kv_scale):
-        self.indptr = kv_indptr.tolist()
-        self._indices = kv_indices.long()
-        self._last_page_lens = kv_last_page_lens.tolist()
-        self._page_size = page_size
-        self._whole_pages = page_size > 1 and settings.documented_paging
-        # Bytes, not float8: indexing float8 is not implemented on every device.
-        self._rows = kv_buffer[:, :, 0].view(torch.uint8) if kv_buffer.dtype == dtypes.fp8 else kv_buffer[:, :, 0]
-        self._dtype = kv_buffer.dtype
-        # A missing scale is an uninitialised pointer in the real library.
-        self._scale = 1.0 if kv_buffer.dtype == dtypes.bf16 else torch.nan if kv_scale is None else kv_scale
-        if page_size > 1 and not settings.documented_paging:
-            warnings.warn(
-                f"page_size {page_size}: the gfx950 kernels read the first token of each page and no other, so this "
-                f"call attends to 1/{page_size} of the cache",
-                PagingWarning,
-                stacklevel=4,
-            )
-
-    def tokens(self, sequence: int, start: int, stop: int) -> torch.Tensor:
-        """Rows (page × page_size + place) of entries start … stop, which belong to `sequence`; int64."""
-        pages = self._indices[start:stop]
-        if not self._whole_pages:
-            return pages * self._page_size
-        rows = (pages[:, None] * self._page_size + torch.arange(self._page_size, device=pages.device)).flatten()
-        ends_sequence = stop == self.indptr[sequence + 1]
-        return rows[: rows.shape[0] - self._page_size + self._last_page_lens[sequence]] if ends_sequence else rows
-
-    def load(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(n, dims) float32 values of those rows, times the scale."""
-        rows = self._rows[tokens // self._page_size, tokens % self._page_size]
-        return rows.view(self._dtype).float() * self._scale
-
-
-def _attend(
-    q: torch.Tensor, cache: _Cache, tokens: torch.Tensor, sm_scale: float, rounding: _Rounding
+def _non_persistent(
+    call: _Call, num_kv_splits: int | None, num_kv_splits_indptr: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query over some tokens: (16, 512) float32 normalised, and its natural-log lse (16,).
-
-    The kernels keep a running maximum a tile of tokens and round exp(score − running maximum); the row sum is not
-    rounded.
-    """
-    top = q.new_full((NUM_HEADS,), -torch.inf)
-    total = q.new_zeros(NUM_HEADS)
-    out = q.new_zeros(NUM_HEADS, _VALUES)
-    for part in tokens.split(_CHUNK):
-        kv = cache.load(part)
-        scores = q @ kv.T * sm_scale
-        tiles = torch.nn.functional.pad(scores, (0, -scores.shape[1] % _TILE), value=-torch.inf).unflatten(
-            1, (-1, _TILE)
-        )
-        running = torch.cummax(torch.cat([top[:, None], tiles.amax(-1)], 1), 1).values[:, 1:]
-        probabilities = torch.exp(tiles - running[..., None])
-        new_top = running[:, -1]
-        rescale = torch.exp(running - new_top[:, None])
-        keep = torch.exp(top - new_top)
-        total = total * keep + (probabilities.sum(-1) * rescale).sum(-1)
-        weights = (rounding(probabilities) * rescale[..., None]).flatten(1)[:, : scores.shape[1]]
-        out = out * keep[:, None] + weights @ kv[:, :_VALUES]
-        top = new_top
-    return out / total[:, None], top + torch.log(total)
-
-
-def _merge(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Parts (n, 16, 512) and (n, 16) to the whole and its lse; no parts at all give NaN, as 0/0 does in the real
-    reduce."""
-    if not outs.shape[0]:
-        return outs.new_full(outs.shape[1:], torch.nan), lses.new_full(lses.shape[1:], torch.nan)
-    top = lses.amax(0)
-    weights = torch.exp(lses - top)
-    total = weights.sum(0)
-    return (outs * weights[..., None]).sum(0) / total[:, None], top + torch.log(total)
-
-
-def _workspace(parts: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Partials (parts, 16, 512) and their lse (parts, 16), NaN until written."""
-    partial = torch.full((parts, NUM_HEADS, _VALUES), torch.nan, device=device)
-    return partial, torch.full((parts, NUM_HEADS), torch.nan, device=device)
-
-
-def _non_persistent(q, cache, o, sm_scale, rounding, max_splits, splits_indptr, direct):
-    batch = q.shape[0]
-    partial, lse = _workspace(batch * max_splits, q.device)
-    partial, lse = partial.unflatten(0, (batch, max_splits)), lse.unflatten(0, (batch, max_splits))
-    for b in range(batch):
-        splits = splits_indptr[b + 1] - splits_indptr[b]
-        tiles = cache.tokens(b, cache.indptr[b], cache.indptr[b + 1]).split(_TILE)
-        written = min(splits, len(tiles)) if tiles[0].numel() else 0
-        for s in range(written):
-            partial[b, s], lse[b, s] = _attend(q[b], cache, torch.cat(tiles[s::splits]), sm_scale, rounding)
-        o[b] = _merge(partial[b, :written], lse[b, :written])[0].to(o.dtype)
+    if num_kv_splits is not None:
+        checks.check_split_count(num_kv_splits)
+    given = []
+    if num_kv_splits is None or num_kv_splits_indptr is None:
+        num_kv_splits = _choose_splits(num_kv_splits, call.batch, call.kv_indices.shape[0], call.q.dtype)
+        checks.check_split_count(num_kv_splits)
+    else:
+        checks.need_int32(_WHERE, call.q.device, num_kv_splits_indptr=num_kv_splits_indptr)
+        checks.need_length(_WHERE, "num_kv_splits_indptr", num_kv_splits_indptr, call.batch + 1, "as qo_indptr")
+        given = [num_kv_splits_indptr[: call.batch + 1]]
+    direct = num_kv_splits == 1 and call.q.dtype == dtypes.fp8
+    checks.check_output(call.o, whole=direct)
+    layout, splits = call.read_layout(*given)
+    lengths = layout.lengths
+    checks.check_rows(call.q, call.o, max([layout.queried, *(b + 1 for b, n in enumerate(lengths) if n)]))
+    if splits and not direct:
+        checks.check_splits(num_kv_splits, splits[0], lengths[: layout.queried])
+    cache, queries = call.cache(layout, layout.entries[0], layout.entries[-1]), call.queries()
+    partial, lse = workspace(call.o.shape[0], num_kv_splits, device=call.q.device)
+    for b, (start, end) in enumerate(itertools.pairwise(layout.entries)):
+        tiles = cache.tokens(b, start, end).split(checks.SPLIT_TILE) if end > start else ()
+        parts = min(num_kv_splits, len(tiles))
+        for s in range(parts):
+            partial[b, s], lse[b, s] = call.attend(queries[b], cache, torch.cat(tiles[s::num_kv_splits]))
+        if direct and parts:
+            call.o[b] = partial[b, 0].to(call.o.dtype)
+        elif not direct and b < layout.queried:
+            call.o[b] = merge(partial[b, :parts], lse[b, :parts])[0].to(call.o.dtype)
     if direct:
-        return o.view(batch, NUM_HEADS, _VALUES), lse[..., None]
-    return partial, torch.full((batch, NUM_HEADS), torch.nan, device=q.device)
+        return call.o.view(call.o.shape), torch.full_like(lse, torch.nan)[..., None]
+    return partial, torch.full_like(lse[:, 0], torch.nan)
 
 
-def _persistent(q, cache, o, sm_scale, rounding, lists, return_lse):
-    meta, work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map = lists
-    if any(buffer is None for buffer in lists):
-        raise RuntimeError("mla_decode_fwd: a persistent call needs all six lists of get_mla_metadata_v1")
-    if meta.view(torch.int64).tolist() != [work_indptr.data_ptr(), work_info_set.data_ptr()]:
+def _persistent(
+    call: _Call, lists: dict[str, torch.Tensor | None], return_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    checks.check_lists(_WHERE, lists, call.q.device)
+    checks.check_output(call.o, whole=True)
+    meta, *lists = lists.values()
+    pointers = torch.tensor([buffer.data_ptr() for buffer in lists[:2]]).view(torch.int32).tolist()
+    layout, (found, cu_works, works, spans, final_map, partial_map) = call.read_layout(meta.view(torch.int32), *lists)
+    if found != pointers:
         raise RuntimeError(
             "mla_decode_fwd: work_meta_data points at other buffers than the work_indptr and work_info_set given. The "
             "real kernel follows the pointers: keep the buffers that get_mla_metadata_v1 filled alive, and pass those"
         )
-    partial, lse = _workspace(reduce_partial_map.shape[0], q.device)
-    cu_works = work_indptr.tolist()
-    works = work_info_set[: cu_works[-1]].tolist()
-    for first, last in itertools.pairwise(cu_works):
-        for b, place, qo_start, _, kv_start, kv_end, _, _ in works[first:last]:
-            out, part_lse = _attend(q[qo_start], cache, cache.tokens(b, kv_start, kv_end), sm_scale, rounding)
-            if place < 0:
-                o[qo_start] = out.to(o.dtype)
-            else:
-                partial[place], lse[place] = out, part_lse
-    final_lse = torch.full((q.shape[0], NUM_HEADS), torch.nan, device=q.device) if return_lse else None
-    spans = reduce_indptr.tolist()
-    for tile, (qo_start, _) in enumerate(reduce_final_map.tolist()):
-        if spans[tile + 1] - spans[tile] > 1:
-            parts = reduce_partial_map[spans[tile] : spans[tile + 1]].long()
-            whole, whole_lse = _merge(partial[parts], lse[parts])
-            o[qo_start] = whole.to(o.dtype)
+    works, final_map = _rows(works, 8), _rows(final_map, 2)
+    rows = min(call.q.shape[0], call.o.shape[0])
+    checks.check_works(cu_works, works, call.batch, call.kv_indices.shape[0], rows, len(partial_map))
+    checks.check_reduce(spans, final_map, partial_map, call.o.shape[0])
+
+    works = works[cu_works[0] : cu_works[-1]]
+    first, last = min((work[4] for work in works), default=0), max((work[5] for work in works), default=0)
+    cache, queries = call.cache(layout, first, last), call.queries()
+    partial, lse = workspace(len(partial_map), device=call.q.device)
+    for b, place, row, _, start, end, *_ in works:
+        out, part_lse = call.attend(queries[row], cache, cache.tokens(b, start, end))
+        if place < 0:
+            call.o[row] = out.to(call.o.dtype)
+        else:
+            partial[place], lse[place] = out, part_lse
+    final_lse = lse.new_full((call.o.shape[0], lse.shape[1]), torch.nan) if return_lse else None
+    for tile, (start, end) in enumerate(itertools.pairwise(spans)):
+        if end - start > 1:
+            places, row = partial_map[start:end], final_map[tile][0]
+            whole, whole_lse = merge(partial[places], lse[places])
+            call.o[row] = whole.to(call.o.dtype)
             if final_lse is not None:
-                final_lse[qo_start] = whole_lse
+                final_lse[row] = whole_lse
     return partial[:, None], final_lse
+
+
+def _rows(values: list[int], width: int) -> list[list[int]]:
+    return [values[i : i + width] for i in range(0, len(values), width)]

@@ -1,4 +1,4 @@
-"""The switches of the portable aiter, and what its entry points share: dtypes, sizes, host reads on a GPU."""
+"""The switches of the portable aiter, and what its entry points share: how they read lists on the host."""
 
 import contextlib
 import os
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-NUM_HEADS = 16
-
 
 @dataclass
 class Settings:
     """How the portable aiter behaves.
 
     num_cus: compute units that splits and work lists are made for; 256 is an MI355X. Environment:
-    PORTABLE_AITER_NUM_CUS. documented_paging: False reads the first token of each page, as the shipped gfx950 kernels
-    do; True reads whole pages,
-        as aiter's documentation says. Environment: PORTABLE_AITER_DOCUMENTED_PAGING=1.
+    PORTABLE_AITER_NUM_CUS.
+    documented_paging: False reads the first token of each page, as the shipped gfx950 kernels do; True reads whole
+    pages, as aiter's documentation says. Environment: PORTABLE_AITER_DOCUMENTED_PAGING=1.
     """
 
     num_cus: int = 256
@@ -63,3 +61,13 @@ def host_reads(device: torch.device) -> Iterator[None]:
     finally:
         if mode:
             torch.cuda.set_sync_debug_mode(mode)
+
+
+def host_lists(*tensors: torch.Tensor) -> list[list[int]]:
+    """The values of int32 tensors of one device, flattened, in a single read."""
+    values = torch.cat([tensor.flatten() for tensor in tensors]).tolist()
+    lists, start = [], 0
+    for tensor in tensors:
+        lists.append(values[start : start + tensor.numel()])
+        start += tensor.numel()
+    return lists
