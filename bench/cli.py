@@ -180,9 +180,10 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="SPACE",
-            help="Run fused plans: a cache format, splits and the fields of Tile, alternatives between slashes, as in "
-            "fp8,splits=8/16,block=64,merge=last/kernel. What is not named has its default; splits not named are tried "
-            "automatically. Can be repeated. The fastest are listed, and printed as a table to paste.",
+            help="Run plans of our own kernels: a cache format, runner (fused, or wgmma on sm_90), splits and the "
+            "fields of Tile, alternatives between slashes, as in fp8,splits=8/16,block=64,merge=last/kernel. What is "
+            "not named has its default; splits not named are tried automatically. Can be repeated. The fastest "
+            "are listed, and printed as a table to paste.",
         ),
     ] = None,
     peer: Annotated[

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import reference
+import sm_90
 import submission
 
+sm_90.install()
 # The tensors here are small: one thread is as fast, and other work on the machine cannot stall it.
 torch.set_num_threads(1)
 
@@ -50,7 +52,7 @@ def _same_submission(monkeypatch):
 
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-HOPPER = torch.cuda.is_available() and submission._has_wgmma(torch.device("cuda"))
+HOPPER = torch.cuda.is_available() and sm_90.can_run(torch.device("cuda"))
 on_hopper = pytest.mark.skipif(not HOPPER, reason="needs an sm_90 GPU and Triton 3.6 or later")
 on_portable = pytest.mark.skipif(
     torch.version.hip is not None, reason="AMD's own aiter is in use, not the portable one"

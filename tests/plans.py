@@ -26,13 +26,13 @@ FUSED = [
 ]
 if HOPPER:
     FUSED += [
-        Plan("fused", splits, tile=table[4, 1024].tile)
-        for table in (submission.SM90_TABLE, submission.SM90_MXFP4_TABLE)
+        Plan("wgmma", splits, tile=submission.TABLES[table][4, 1024].tile)
+        for table in ("sm_90", "sm_90_mxfp4")
         for splits in (1, 3, 40)
     ]
 
 
 def name_of(plan: Plan) -> str:
-    """As in "bf16-3" or "fused-8-fp8-kernel-plain"."""
-    tile = f"-{plan.tile.cache}-{plan.tile.merge}-{plan.tile.design}" if plan.tile else ""
+    """As in "bf16-3" or "fused-8-fp8-kernel"."""
+    tile = f"-{plan.tile.cache}-{plan.tile.merge}" if plan.tile else ""
     return f"{plan.runner}-{plan.num_splits}{tile}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from reference import quantize_fp8, quantize_mxfp4
-from submission import Plan, Tile, fused_launches
+from submission import Launch, Plan, Tile, runner_of
 from tests.oracle import mxfp4_values, numpy_of
 
 SM_SCALE = 1 / 24
@@ -43,8 +43,8 @@ class Ragged:
             tensor = getattr(self, name)
             setattr(self, name, tensor.view(torch.uint8).cuda().view(tensor.dtype))
 
-    def launches(self, plan: Plan, target: str) -> list:
-        return fused_launches(
+    def launches(self, plan: Plan, target: str) -> list[Launch]:
+        return runner_of(plan).launches(
             self.q, self.cache, self.scale, self.indptr, SM_SCALE, plan, self.out, self.tickets, target
         )
 

@@ -19,14 +19,14 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
-import submission
+import sm_90
 from bench import environment
 from bench.basics import Mode, UserError
 from bench.cases import case_of_shape, official_cases, parse_shape
 from bench.contest import peers
 from bench.contest.ceilings import Ceilings
 from bench.contest.ceilings import measure as measure_ceilings
-from bench.contest.plans import Space, cache_of, parse_space, source_of, spec_of
+from bench.contest.plans import Space, cache_of, is_fused, parse_space, source_of, spec_of
 from bench.contest.rounds import OURS, PEER, Contestant, Result, hold
 from bench.environment import processors_of, usable_device
 from bench.show.console import new_table, print_header, print_line, print_verdict, print_written
@@ -37,7 +37,7 @@ from bench.traffic import BYTES_PER_TOKEN, traffic
 from bench.worker.protocol import geometric_mean
 from bench.worker.timing import Clock, EventClock
 from reference import generate_input, progress_to
-from submission import TABLES, Plan, Tile, custom_kernel, fused_launches, plan_for
+from submission import TABLES, Plan, Tile, custom_kernel, plan_for, runner_of, table_of
 from task import TestSpec
 
 DEFAULT_ROUNDS = 15
@@ -92,6 +92,7 @@ def run(request: Request, out: Console, err: Console) -> bool:
 
     Raises UserError, before any work, for a request that cannot be carried out or without a GPU.
     """
+    sm_90.install()
     cases = _cases(request)
     spaces = [parse_space(text) for text in request.spaces]
     chosen = peers.choose(request.peers if request.peers is not None else [peer.key for peer in peers.PEERS])
@@ -152,7 +153,7 @@ def _gpu(name: str | None) -> tuple[torch.device, Clock]:
 
 def tables_of(device: torch.device) -> tuple[str, ...]:
     """The device's own table and those made from it: sm_90 and sm_90_mxfp4, say."""
-    own = submission._table_of(device)
+    own = table_of(device)
     return tuple(name for name in TABLES if name.startswith(own))
 
 
@@ -178,7 +179,7 @@ def _build(chosen: Sequence[peers.Peer], plans: Sequence[Plan], device: torch.de
     with ThreadPoolExecutor(1) as pool:
         built = pool.submit(peers.build, chosen)
         with contextlib.suppress(Exception):
-            _compile([plan for plan in plans if plan.tile], device)
+            _compile([plan for plan in plans if is_fused(plan)], device)
         return [
             Contestant(
                 peer.name, PEER, peer.precision, f"{peer.package} {environment.version(peer.package)}", peer.start
@@ -198,7 +199,7 @@ def _compile(plans: Sequence[Plan], device: torch.device) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for plan in plans:
             with contextlib.suppress(Exception):
-                for kernel, grid, arguments, constants, options in fused_launches(
+                for kernel, grid, arguments, constants, options in runner_of(plan).launches(
                     q, *cache_of(kv_data, plan.tile.cache), kv_indptr, config["sm_scale"], plan, output, tickets, target
                 ):
                     kernel.warmup(grid=grid, **arguments, **constants, **options)
@@ -347,7 +348,7 @@ def _fault_lines(results: Sequence[Result]) -> list[str]:
 
 def _print_plans(out: Console, cases: Sequence[TestSpec], results: Sequence[Result]) -> None:
     """The fastest of each cache and shape, then tables to paste: without and, where it was tried, with mxfp4."""
-    ours = [r for r in results if r.contestant.plan and r.contestant.plan.tile and r.fault is None]
+    ours = [r for r in results if r.contestant.plan and is_fused(r.contestant.plan) and r.fault is None]
     ours.sort(key=_rank)
     for args in cases:
         for cache in BYTES_PER_TOKEN:

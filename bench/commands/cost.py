@@ -6,32 +6,45 @@ it, the rest is "other". What aiter or Triton take to launch is in neither. On a
 call: there the runners that cast are slower by that.
 """
 
+import contextlib
 import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from rich.console import Console
 from rich.table import Column
 
+import sm_90
 import submission
+from bench.contest.plans import is_fused
 from bench.show.console import new_table, print_line
 from reference import default_device, generate_input
-from submission import RUNNERS, SM90_PLAIN_TABLE, SM90_TABLE, Plan, custom_kernel
+from submission import FusedRunner, Plan, Tile, check_input, check_plan, custom_kernel, plan_for, runner_of
 from task import input_t
 
 import aiter  # isort: skip (reference has chosen it)
 
+try:
+    from triton.runtime.jit import KernelInterface
+except ImportError:  # our own kernels cannot run then
+    KernelInterface = None
+
 SHAPE = (4, 1024)
-PLANS = {name: Plan(name, 4 if runner.persistent else 1) for name, runner in RUNNERS.items() if runner.on_aiter}
-if submission.triton is not None:
-    _FUSED = SM90_PLAIN_TABLE[SHAPE]
+PLANS = {
+    "bf16": Plan("bf16", num_splits=1),
+    "fp8_nonpersistent": Plan("fp8_nonpersistent", num_splits=1),
+    "a16w8_persistent": Plan("a16w8_persistent", num_splits=4),
+    "a8w8_persistent": Plan("a8w8_persistent", num_splits=4),
+}
+if KernelInterface is not None:
     PLANS |= {
-        "fused": replace(_FUSED, tile=replace(_FUSED.tile, merge="last")),
-        "fused, two kernels": replace(_FUSED, tile=replace(_FUSED.tile, merge="kernel")),
+        "fused": Plan("fused", num_splits=16, tile=Tile("fp8", warps=8)),
+        "fused, two kernels": Plan("fused", num_splits=16, tile=Tile("fp8", warps=8, merge="kernel")),
     }
 _CALLS, _ROUNDS = 100, 45  # few calls a round: a GPU's launch queue must not fill
 
@@ -57,46 +70,39 @@ class Cost:
 def measure(device: torch.device | None = None) -> list[Cost]:
     """The cost of every plan of PLANS at SHAPE, and of the table sm_90's where that can run, on `device` (by default
     the GPU, if there is one)."""
+    sm_90.install()
     device = device or default_device()
     data = generate_input(SHAPE[0], 1, SHAPE[1], 0, device=device)
-    plans = PLANS | ({"fused, wgmma": SM90_TABLE[SHAPE]} if submission._has_wgmma(device) else {})
-    with _nothing_behind() as launched:
+    plans = PLANS | ({"wgmma": plan_for(*SHAPE, table="sm_90")} if sm_90.can_run(device) else {})
+    with _nothing_behind(device) as launched:
         return [_measure(name, plan, data, launched) for name, plan in plans.items()]
 
 
 @contextmanager
-def _nothing_behind() -> Iterator[dict[str, Callable[[], None]]]:
+def _nothing_behind(device: torch.device) -> Iterator[dict[str, Callable[[], None]]]:
     """Within the block no kernel does anything; the last call of each, with its arguments, is kept in the dict."""
     launched: dict[str, Callable[[], None]] = {}
 
     def decode(*args: object, **kwargs: object) -> None:
         launched["decode"] = lambda: decode(*args, **kwargs)
 
-    class Kernel:
-        """In the place of a Triton kernel: kernel[grid](**arguments)."""
+    def launch(kernel: object, grid: tuple[int, ...], **arguments: object) -> None:
+        launched[kernel.__name__] = lambda: kernel[grid](**arguments)
 
-        def __init__(self, name: str):
-            self.__name__ = name
+    def target(runner: FusedRunner, device: torch.device) -> str:
+        return "interpreter"
 
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return functools.partial(self.launch, grid)
+    def of_grid(kernel: object, grid: tuple[int, ...]) -> Callable[..., None]:
+        return functools.partial(launch, kernel, grid)
 
-        def launch(self, grid: tuple[int, ...], **arguments: object) -> None:
-            launched[self.__name__] = lambda: self[grid](**arguments)
-
-    original = aiter.mla.mla_decode_fwd
-    decode.__signature__ = inspect.signature(original)
-    names = (*submission._KERNEL_OF_DESIGN.values(), RUNNERS["fused"].reduce)
-    kernels = {name: getattr(submission, name) for name in names}
-    aiter.mla.mla_decode_fwd = decode
-    vars(submission).update({name: Kernel(name) for name in kernels})
-    submission._triton_target.cache_clear()  # without a GPU it hangs on what the kernel is
-    try:
+    decode.__signature__ = inspect.signature(aiter.mla.mla_decode_fwd)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(aiter.mla, "mla_decode_fwd", decode))
+        if KernelInterface is not None:
+            stack.enter_context(mock.patch.object(KernelInterface, "__getitem__", of_grid))
+        if device.type == "cpu":  # where nothing is launched, nothing need be compiled
+            stack.enter_context(mock.patch.object(FusedRunner, "target", target))
         yield launched
-    finally:
-        aiter.mla.mla_decode_fwd = original
-        vars(submission).update(kernels)
-        submission._triton_target.cache_clear()
 
 
 def _measure(name: str, plan: Plan, data: input_t, launched: dict[str, Callable[[], None]]) -> Cost:
@@ -113,20 +119,21 @@ def _parts(data: input_t, plan: Plan) -> dict[str, Callable[[], object]]:
     shape = (batch, submission.NUM_HEADS, submission.V_HEAD_DIM)
 
     def look_up() -> None:
-        submission.plan_for(batch, length, device=q.device)
-        submission._check_plan(plan, length, False)
+        plan_for(batch, length, device=q.device)
+        check_plan(plan, length)
 
     parts = {
-        "input checks": lambda: submission._check_input(data),
+        "input checks": lambda: check_input(data),
         "plan": look_up,
         "output": lambda: torch.empty(shape, dtype=torch.bfloat16, device=q.device),
     }
-    if RUNNERS[plan.runner].on_aiter:
-        parts["cache view"] = lambda: kv_data["fp8"][0].view(-1, 1, 1, submission.QK_HEAD_DIM)
-    else:
+    if is_fused(plan):
+        runner = runner_of(plan)
         given = (q, *kv_data["fp8"], data[3], config["sm_scale"], plan, parts["output"](), data[3])
-        target = submission._triton_target(q.device, plan.tile.design)
-        parts["launches"] = lambda: submission.fused_launches(*given, target)
+        target = runner.target(q.device)
+        parts["launches"] = lambda: runner.launches(*given, target)
+    else:
+        parts["cache view"] = lambda: kv_data["fp8"][0].view(-1, 1, 1, submission.QK_HEAD_DIM)
     if plan.precision == "a8w8":
         parts["q cast"] = lambda: q.to(submission.FP8)
     return parts

@@ -35,8 +35,7 @@ def explain(batch_size: int, kv_seq_len: int, table: str | None) -> dict[str, An
         casts_q=precision.q_cast != "none",
         num_splits=found.plan.num_splits,
         page_size=found.plan.page_size,
-        # The fused kernel keeps float16 between its parts where the cache is fp8.
-        partial_bytes=2 if found.plan.tile and precision.cache == "fp8" else 4,
+        partial_bytes=found.partial_dtype.itemsize,
     )
     return {
         "batch_size": batch_size,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import sm_90
 import submission
 from bench.basics import UserError
 from bench.contest.plans import cache_of
@@ -314,15 +315,15 @@ def report_plan(batch_size: int, kv_seq_len: int, table: str | None) -> PlanRepo
     """Compile and run the fused plan of a shape. Raises UserError if the shape's plan is of another runner."""
     if batch_size < 1 or kv_seq_len < 1:
         raise UserError(f"BATCH and KV_SEQ_LEN must be 1 or more, got {batch_size} and {kv_seq_len}")
+    sm_90.install()
     if table is not None and table not in submission.TABLES:
         raise UserError(f"unknown table {table!r}, expected one of {', '.join(submission.TABLES)}")
     plan = submission.plan_for(batch_size, kv_seq_len, table=table or "gfx950_fused")
-    if plan.tile is None:
+    if plan.runner != "fused":
         raise UserError(
-            f"the plan of {batch_size} × {kv_seq_len} is {plan.runner}, whose code is not ours: try --table"
+            f"the plan of {batch_size} × {kv_seq_len} is {plan.runner}, and not our kernel for gfx950, the runner "
+            "fused: try --table gfx950_fused"
         )
-    if plan.tile.design != "plain":
-        raise UserError(f"the design {plan.tile.design!r} of table {table} is not for gfx950: try --table gfx950_fused")
     _triton_kernel_type()
     with _errors_of_the_machine():
         few, many = (_run_plan(plan, tiles * plan.tile.block) for tiles in _PLAN_TILES)
@@ -363,7 +364,7 @@ def _run_plan(plan: submission.Plan, length: int) -> gfx950.Result:
     cache, scale = cache_of(data[1], plan.tile.cache)
     output = torch.empty((1, 16, 512), dtype=torch.bfloat16)
     tickets = torch.zeros(1, dtype=torch.int32)
-    kernel, grid, arguments, constants, options = submission.fused_launches(
+    kernel, grid, arguments, constants, options = submission.runner_of(plan).launches(
         data[0], cache, scale, data[3], data[4]["sm_scale"], alone, output, tickets, "amd"
     )[0]
     return gfx950.run(kernel, grid, list(arguments.values()), constexprs=constants, **options)

@@ -1,20 +1,21 @@
 """The fused plans on small shapes under a GPU sanitizer: `compute-sanitizer python -m bench.commands.sanitize`.
 
-Every tile of the GPU's own tables and the plain one of each cache format, in several splits, with both merges, on
-ragged and empty sequences, twice in a row on the same tickets. The expected outputs are computed on the CPU, so that
-next to nothing but our kernels runs on the GPU. Prints "ok" or "WRONG" a plan; exit code 0 if all are ok, 1 if not, 2
-without a GPU.
+Every tile of the GPU's own tables and the default one of each cache format, in several splits, with each merge that its
+runner has, on ragged and empty sequences, twice in a row on the same tickets. The expected outputs are computed on the
+CPU, so that next to nothing but our kernels runs on the GPU. Prints "ok" or "WRONG" per plan; exit code 0 if all are
+ok, 1 if not, 2 without a GPU.
 """
 
-import dataclasses
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
+import sm_90
 from bench.commands.compare import tables_of
-from bench.contest.plans import cache_of, spec_of
+from bench.contest.plans import cache_of, is_fused, spec_of
 from reference import (
     NUM_HEADS,
     PRECISIONS,
@@ -27,27 +28,22 @@ from reference import (
     relative_l2,
     worst_of,
 )
-from submission import FUSED_PRECISIONS, TABLES, Plan, Tile, fused_launches
+from submission import FUSED_PRECISIONS, RUNNERS, TABLES, Plan, Tile, runner_of
 from task import input_t
 
 LENGTHS = (70, 0, 1, 257, 33)
 SPLITS = (1, 3, 8)
-MERGES = ("last", "kernel")
 
 
 def plans(tables: tuple[str, ...]) -> Iterator[Plan]:
     """All that is run: with one split there is nothing to merge."""
-    tiles = [Tile(cache) for cache in FUSED_PRECISIONS]
-    tiles += [plan.tile for name in tables for plan in TABLES[name].values() if plan.tile]
-    variants = dict.fromkeys(dataclasses.replace(tile, merge=merge) for tile in tiles for merge in _merges(tile))
-    for tile in variants:
+    known = [Plan("fused", tile=Tile(cache)) for cache in FUSED_PRECISIONS]
+    known += [plan for name in tables for plan in TABLES[name].values() if is_fused(plan)]
+    for runner, tile in dict.fromkeys((plan.runner, replace(plan.tile, merge="")) for plan in known):
+        merges = RUNNERS[runner].choices["merge"]
         for splits in SPLITS:
-            if splits > 1 or tile.merge == _merges(tile)[0]:
-                yield Plan("fused", num_splits=splits, tile=tile)
-
-
-def _merges(tile: Tile) -> tuple[str, ...]:
-    return MERGES if tile.design == "plain" else (tile.merge,)
+            for merge in merges if splits > 1 else merges[:1]:
+                yield Plan(runner, num_splits=splits, tile=replace(tile, merge=merge))
 
 
 def draw() -> input_t:
@@ -70,7 +66,9 @@ def run(plan: Plan, data: input_t, device: torch.device, target: str) -> torch.T
     output = torch.empty((len(LENGTHS), NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=device)
     for _ in range(2):
         output.fill_(torch.nan)
-        for launch in fused_launches(q, cache, scale, kv_indptr, config["sm_scale"], plan, output, tickets, target):
+        for launch in runner_of(plan).launches(
+            q, cache, scale, kv_indptr, config["sm_scale"], plan, output, tickets, target
+        ):
             launch.start()
     return output.cpu() if not tickets.any() else torch.full_like(output, torch.nan, device="cpu")
 
@@ -79,6 +77,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("bench.commands.sanitize needs a GPU: run it where torch sees one", file=sys.stderr)
         return 2
+    sm_90.install()
     os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # what is outside a tensor is outside an allocation
     device = torch.device("cuda", torch.cuda.current_device())
     return check(device, "amd" if torch.version.hip else "nvidia", tables_of(device))

@@ -1,39 +1,46 @@
-"""Fused plans as text: spaces of them on the command line, one in a few words, one as Python source.
+"""Plans of our own kernels as text: spaces of them on the command line, one in a few words, one as Python source.
 
 A space is what is written for a plan, with alternatives between slashes: "fp8,splits=8/16,block=64,merge=last/kernel".
-The names are the cache format, `splits`, and the fields of submission.Tile; what is not named has Tile's default, and
-splits are then tried automatically.
+The names are the cache format, `runner` ("fused", or "wgmma" on sm_90), `splits`, and the fields of submission.Tile.
+What is not named has its default, which is "fused", and of Tile's fields the runner's; splits are tried automatically.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+import sm_90
 from bench.basics import UserError
-from submission import FUSED_PRECISIONS, MAX_FUSED_SPLITS, Plan, Tile
+from submission import FUSED_PRECISIONS, MAX_FUSED_SPLITS, RUNNERS, FusedRunner, Plan, Tile, runner_of
 
 AUTO = "auto"
+_DEFAULT_RUNNER = "fused"
 _FIELDS = {field.name: field for field in dataclasses.fields(Tile) if field.name != "cache"}
 _WAVES = 8  # as many programs a processor are tried at the most
 
 
+def is_fused(plan: Plan) -> bool:
+    """Whether our own kernels carry it out, whose launches are known."""
+    return isinstance(runner_of(plan), FusedRunner)
+
+
 @dataclass(frozen=True)
 class Space:
-    """text: as written. tiles: all combinations of its alternatives. splits: numbers, or AUTO."""
+    """text: as written. variants: all combinations of its runners and tiles. splits: numbers, or AUTO."""
 
     text: str
-    tiles: tuple[Tile, ...]
+    variants: tuple[tuple[str, Tile], ...]
     splits: tuple[int | str, ...]
 
     def plans(self, batch_size: int, kv_seq_len: int, processors: int) -> list[Plan]:
         """For a shape, on a GPU of so many processors. With one split, which nobody merges, one `merge` is enough."""
         found: dict[object, Plan] = {}
-        for tile in self.tiles:
+        for runner, tile in self.variants:
             for splits in self._numbers(batch_size, kv_seq_len, processors, tile.block):
-                plan = Plan("fused", num_splits=splits, tile=tile)
+                plan = Plan(runner, num_splits=splits, tile=tile)
                 found.setdefault(dataclasses.replace(plan, tile=_unmerged(tile)) if splits == 1 else plan, plan)
         return list(found.values())
 
@@ -58,20 +65,40 @@ def _automatic_splits(batch_size: int, kv_seq_len: int, processors: int, block: 
 
 
 def parse_space(text: str) -> Space:
-    """Raises UserError for text of another form."""
+    """Raises UserError for text of another form, and for values that none of its runners takes."""
+    sm_90.install()
     caches, *settings = (part.strip() for part in text.split(","))
-    choices: dict[str, list] = {"cache": _caches(text, caches), "splits": [AUTO]}
+    choices: dict[str, list] = {"cache": _caches(text, caches)}
     for i, setting in enumerate(settings):
         name, equals, values = (part.strip() for part in setting.partition("="))
-        if not equals or name not in ("splits", *_FIELDS) or any(s.startswith(f"{name}=") for s in settings[:i]):
+        known = ("runner", "splits", *_FIELDS)
+        if not equals or name not in known or any(s.startswith(f"{name}=") for s in settings[:i]):
             raise UserError(
-                f"--plans {text!r}: {setting!r} is not NAME=VALUE, once a name, with a NAME of splits, "
-                f"{', '.join(_FIELDS)}; such as fp8,splits=8/16,merge=last/kernel"
+                f"--plans {text!r}: {setting!r} is not NAME=VALUE, once a name, with a NAME of {', '.join(known)}; "
+                "such as fp8,splits=8/16,merge=last/kernel"
             )
         choices[name] = [_value(text, name, value) for value in values.split("/")]
-    splits = tuple(choices.pop("splits"))
-    combinations = itertools.product(*choices.values())
-    return Space(text, tuple(Tile(**dict(zip(choices, values, strict=True))) for values in combinations), splits)
+    splits = tuple(choices.pop("splits", [AUTO]))
+    runners = choices.pop("runner", [_DEFAULT_RUNNER])
+    return Space(text, tuple((name, tile) for name in runners for tile in _tiles(text, name, choices)), splits)
+
+
+def _tiles(text: str, name: str, choices: Mapping[str, list]) -> Iterator[Tile]:
+    """All combinations of what is chosen, as the runner `name` takes them."""
+    allowed = RUNNERS[name].choices
+    for field, values in choices.items():
+        wrong = [value for value in values if value not in allowed[field]]
+        if wrong:
+            raise UserError(
+                f"--plans {text!r}: {field} must be one of {', '.join(map(str, allowed[field]))} for the runner "
+                f"{name}, got {wrong[0]!r}"
+            )
+    # A default that this runner does not take gives way to what it does.
+    defaults = {
+        field: (f.default if f.default in allowed[field] else allowed[field][0]) for field, f in _FIELDS.items()
+    }
+    for values in itertools.product(*choices.values()):
+        yield Tile(**defaults | dict(zip(choices, values, strict=True)))
 
 
 def _caches(text: str, values: str) -> list[str]:
@@ -84,9 +111,14 @@ def _caches(text: str, values: str) -> list[str]:
 
 
 def _value(text: str, name: str, value: str) -> int | str:
-    """A number of splits or AUTO; else in the type of the field's default."""
+    """A number of splits or AUTO; a runner of our own kernels; else in the type of the field's default."""
     if name == "splits":
         return value if value == AUTO else _number(text, name, value, least=1)
+    if name == "runner":
+        known = [key for key, runner in RUNNERS.items() if isinstance(runner, FusedRunner)]
+        if value not in known:
+            raise UserError(f"--plans {text!r}: runner must be one of {', '.join(known)}, got {value!r}")
+        return value
     return _number(text, name, value) if isinstance(_FIELDS[name].default, int) else value
 
 
@@ -97,19 +129,20 @@ def _number(text: str, name: str, value: str, least: int = 0) -> int:
 
 
 def cache_of(kv_data: dict, cache: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A cache format's values and scale, as fused_launches takes them."""
+    """A cache format's values and scale, as FusedRunner.launches takes them."""
     values = kv_data[cache]
     return (values, torch.ones(1, device=values.device)) if cache == "bf16" else values
 
 
 def spec_of(plan: Plan) -> str:
-    """A fused plan as --plans takes it: "fp8,splits=16,block=64,warps=4,stages=3,merge=last"."""
+    """A plan as --plans takes it: "fp8,splits=16,block=64,warps=4,stages=3,merge=last"."""
+    runner = [] if plan.runner == _DEFAULT_RUNNER else [f"runner={plan.runner}"]
     named = [f"{name}={getattr(plan.tile, name)}" for name in _FIELDS]
-    return ",".join([plan.tile.cache, f"splits={plan.num_splits}", *named])
+    return ",".join([plan.tile.cache, *runner, f"splits={plan.num_splits}", *named])
 
 
 def source_of(plan: Plan) -> str:
-    """A fused plan as it stands in a table of submission.py."""
+    """A plan as it stands in a table."""
     changed = [
         f"{name}={getattr(plan.tile, name)!r}" for name, f in _FIELDS.items() if getattr(plan.tile, name) != f.default
     ]

@@ -31,10 +31,9 @@ def rate_text(bandwidth: Bandwidth) -> str:
 
 
 def plan_text(plan: Any) -> str:
-    """A plan in a few words: "a8w8_persistent, 4 splits", "fused fp8, 4 splits". Any file's plan will do."""
+    """A plan in a few words: "a8w8_persistent, 4 splits", "wgmma fp8, 4 splits". Any file's plan will do."""
     tile = getattr(plan, "tile", None)
-    design = f" {tile.design}" if getattr(tile, "design", "plain") != "plain" else ""
-    cache = f" {tile.cache}{design}" if hasattr(tile, "cache") else ""
+    cache = f" {tile.cache}" if hasattr(tile, "cache") else ""
     splits = getattr(plan, "num_splits", None)
     page_size = getattr(plan, "page_size", 1)
     count = "aiter's splits" if splits is None else "1 split" if splits == 1 else f"{splits} splits"

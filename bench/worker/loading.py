@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.basics import PROJECT_ROOT, UserError
+import sm_90
+from bench.basics import PROJECT_ROOT, PROJECT_SUBMISSION, UserError
 from bench.modules import describe_error, execute
 from bench.show.texts import plan_text
 from reference import PRECISIONS
@@ -29,7 +30,8 @@ class PlanInfo:
 
 
 def load(path: Path) -> "Submission":
-    """Run the file as module `submission`. Raises UserError when that fails or leaves no custom_kernel."""
+    """Run the file as module `submission`; the project's own is given what sm_90 adds to it. Raises UserError when that
+    fails or leaves no custom_kernel."""
     if not path.is_file():
         raise UserError(f"no submission at {path}: expected a .py file with a function custom_kernel(data)")
     if str(PROJECT_ROOT) not in sys.path:
@@ -42,6 +44,8 @@ def load(path: Path) -> "Submission":
         raise UserError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
     if not callable(getattr(module, "custom_kernel", None)):
         raise UserError(f"{path} has no function custom_kernel(data): add it, the leaderboard calls nothing else")
+    if path == PROJECT_SUBMISSION:
+        sm_90.install()
     return Submission(path, module)
 
 

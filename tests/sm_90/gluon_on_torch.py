@@ -1,4 +1,4 @@
-"""Runs submission's Gluon kernel on a CPU: its own Python source, with torch in the place of Gluon.
+"""Runs the Gluon kernel of sm_90 on a CPU: its own Python source, with torch in the place of Gluon.
 
 Whole tensors are computed with, so layouts mean nothing, but for pairs in a register, which lie along the last axis.
 PTX of inline assembly is evaluated instruction by instruction. Shared memory begins as NaN; loads and stores outside a
@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 import torch
 
-import submission
+from sm_90 import kernel
+from submission import Launch
 
 # ---- Values ----
 
@@ -338,20 +339,19 @@ def _language(program: tuple[int, int], programs: tuple[int, int]) -> SimpleName
     )
 
 
-def run(launch: submission.Launch, late: bool) -> None:
+def run(launch: Launch, late: bool) -> None:
     """Carry out a launch of the Gluon kernel, one program after the other."""
     arguments = {
         name: Pointer(a) if isinstance(a, torch.Tensor) else Rows(a) if hasattr(a, "block_shape") else a
         for name, a in launch.arguments.items()
     }
     copies, products = Copies(late), Products()
-    names = dict(vars(submission))
-    names["hopper"] = SimpleNamespace(
-        warpgroup_mma=products.multiply,
-        warpgroup_mma_wait=products.wait,
-        mma_v2=_multiply,
-        fence_async_shared=lambda: None,
-    )
+    names = vars(kernel) | {
+        "warpgroup_mma": products.multiply,
+        "warpgroup_mma_wait": products.wait,
+        "mma_v2": _multiply,
+        "fence_async_shared": lambda: None,
+    }
     names["mbarrier"] = SimpleNamespace(
         MBarrierLayout=lambda: None, init=copies.init, expect=copies.expect, wait=copies.wait
     )
@@ -359,8 +359,8 @@ def run(launch: submission.Launch, late: bool) -> None:
     names["_barrier"] = lambda: None
     cuda = SimpleNamespace(gdc_launch_dependents=lambda: None)
     names["tl"] = SimpleNamespace(extra=SimpleNamespace(cuda=cuda))
-    for name, function in vars(submission).items():
-        if isinstance(function, submission.gluon._runtime.GluonJITFunction):
+    for name, function in vars(kernel).items():
+        if isinstance(function, kernel.gluon._runtime.GluonJITFunction):
             names[name] = types.FunctionType(function.fn.__code__, names)
     for batch in range(launch.grid[1]):
         for split in range(launch.grid[0]):

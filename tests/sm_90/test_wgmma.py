@@ -2,22 +2,22 @@
 
 import re
 import subprocess
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import submission
-from submission import Plan
+from sm_90 import launch
+from submission import Plan, Tile
 from tests.conftest import on_hopper
 from tests.oracle import mxfp4_values, numpy_of
 from tests.ragged import Ragged, hard
 
-if not submission._GLUON:
+if launch.kernel is None:
     pytest.skip("needs Triton 3.6 or later", allow_module_level=True)
 import triton
 
+from sm_90 import kernel
 from tests.sm_90 import gluon_on_torch
 
 CACHES = ("fp8", "mxfp4")
@@ -26,7 +26,7 @@ everywhere = pytest.mark.parametrize("where", ["late", gpu])  # "late", "early":
 
 
 def wgmma_plan(cache: str, splits: int, stages: int = 2) -> Plan:
-    return Plan("fused", splits, tile=replace(submission._WGMMA, cache=cache, stages=stages))
+    return Plan("wgmma", splits, tile=Tile(cache, stages=stages, merge="kernel"))
 
 
 def run(case: Ragged, cache: str, where: str, splits: int, stages: int = 2) -> None:
@@ -34,13 +34,13 @@ def run(case: Ragged, cache: str, where: str, splits: int, stages: int = 2) -> N
     case.out = torch.full_like(case.out, torch.nan, dtype=torch.bfloat16)
     if where == "gpu":
         case.move_to_gpu()
-    for launch in case.launches(wgmma_plan(cache, splits, stages), "nvidia"):
+    for step in case.launches(wgmma_plan(cache, splits, stages), "nvidia"):
         if where == "gpu":
-            launch.start()
-        elif launch.kernel is submission._wgmma_kernel:
-            gluon_on_torch.run(launch, late=where == "late")
+            step.start()
+        elif step.kernel is kernel._wgmma_kernel:
+            gluon_on_torch.run(step, late=where == "late")
         else:
-            merge(**launch.arguments)
+            merge(**step.arguments)
 
 
 def merge(partial_ptr, lse_ptr, scale_ptr, out_ptr, splits) -> None:
@@ -141,11 +141,11 @@ def test_nothing_comes_from_other_sequences(cache, where, splits, kept):
 
 
 def test_the_test_above_can_fail(monkeypatch):
-    @submission.gluon.jit
+    @kernel.gluon.jit
     def leave_rows(block_s, left):
         pass
 
-    monkeypatch.setattr(submission, "_clear_rows", leave_rows)
+    monkeypatch.setattr(kernel, "_clear_rows", leave_rows)
     case = Ragged([33, 65], "fp8", seed=4)
     case.cache.view(torch.uint8)[33:] = 0x7F
     run(case, "fp8", "late", 1)
@@ -261,10 +261,10 @@ def compile_for_sm_90(cache: str, splits: int):
     types |= {torch.int16: "*i16", torch.uint8: "*u8", float: "fp32", int: "i32"}
     case = Ragged([64], cache, seed=1)
     case.out = case.out.bfloat16()
-    kernel, _, arguments, constants, options = case.launches(wgmma_plan(cache, splits), "nvidia")[0]
+    function, _, arguments, constants, options = case.launches(wgmma_plan(cache, splits), "nvidia")[0]
     signature = {name: types.get(getattr(a, "dtype", type(a))) for name, a in arguments.items()}
     blocks = arguments["cache"]
     signature["cache"] = f"tensordesc<i16{blocks.block_shape},{blocks.layout!r}>"
     aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(arguments.values()) if isinstance(a, torch.Tensor)}
-    source = GluonASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    source = GluonASTSource(function, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

@@ -18,6 +18,9 @@ from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
+FUSED = submission.RUNNERS["fused"]
+WGMMA = submission.TABLES["sm_90"][4, 1024].tile
+
 # ---- gfx950 machine code ----
 
 
@@ -85,7 +88,7 @@ def test_on_a_gpu(cache, splits, merge, block, warps):
     case = Ragged([700, 0, 1, 33, 129], cache, seed=31)
     case.out = case.out.bfloat16()
     case.move_to_gpu()
-    target = submission._triton_target(case.q.device)
+    target = FUSED.target(case.q.device)
     for _ in range(3):
         case.out.fill_(torch.nan)
         plan = fused_plan(cache, splits, block, merge, warps)
@@ -113,28 +116,18 @@ def test_the_tables_on_a_gpu(table, shape):
 @pytest.mark.parametrize(
     ("plan", "says"),
     [
-        (Plan("fused", num_splits=1), "plan.tile is for the fused runner, which needs it"),
-        (Plan("bf16", tile=Tile("bf16")), "plan.tile is for the fused runner"),
+        (Plan("fused", num_splits=1), "plan.tile must be given for fused"),
+        (Plan("bf16", tile=Tile("bf16")), "plan.tile is for the fused runner and its like, bf16 takes none"),
         (Plan("fused", tile=Tile("fp8")), "plan.num_splits must be 1 … 128 for fused, got None"),
         (fused_plan("fp8", 129), "plan.num_splits must be 1 … 128 for fused, got 129"),
         (Plan("fused", 1, page_size=2, tile=Tile("fp8")), "plan.page_size must be 1 for fused"),
-        (fused_plan("fp4", 1), "plan.tile.cache must be one of ('bf16', 'fp8', 'mxfp4'), got 'fp4'"),
-        (fused_plan("fp8", 1, block=48), "plan.tile.block must be one of (16, 32, 64, 128), got 48"),
+        (fused_plan("fp4", 1), "plan.tile.cache must be one of ('bf16', 'fp8', 'mxfp4') for fused, got 'fp4'"),
+        (fused_plan("fp8", 1, block=48), "plan.tile.block must be one of (16, 32, 64, 128) for fused, got 48"),
         (fused_plan("fp8", 1, merge="first"), "plan.tile.merge must be one of"),
         (fused_plan("fp8", 1, warps=3), "plan.tile.warps must be one of"),
-        (Plan("fused", 1, tile=replace(submission._WGMMA, design="tma")), "plan.tile.design must be one of"),
-        (
-            Plan("fused", 1, tile=replace(submission._WGMMA, cache="bf16")),
-            "must be one of ('fp8', 'mxfp4') for the design 'wgmma'",
-        ),
-        (
-            Plan("fused", 1, tile=replace(submission._WGMMA, merge="last")),
-            "must be one of ('kernel',) for the design 'wgmma'",
-        ),
-        (
-            Plan("fused", 1, tile=replace(submission._WGMMA, block=32)),
-            "must be one of (64,) for the design 'wgmma', got 32",
-        ),
+        (Plan("wgmma", 1, tile=replace(WGMMA, cache="bf16")), "must be one of ('fp8', 'mxfp4') for wgmma"),
+        (Plan("wgmma", 1, tile=replace(WGMMA, merge="last")), "must be one of ('kernel',) for wgmma"),
+        (Plan("wgmma", 1, tile=replace(WGMMA, block=32)), "must be one of (64,) for wgmma, got 32"),
     ],
 )
 def test_plans_that_cannot_be_run_are_refused(plan, says):
@@ -157,9 +150,9 @@ def test_without_a_gpu_the_fused_runner_says_what_to_do():
 def test_where_wgmma_cannot_run_it_is_refused(monkeypatch):
     data = generate_input(1, 1, 64, 1, device="cpu")
     with pytest.raises(RuntimeError, match="needs an sm_90 GPU"):
-        custom_kernel(data, plan=Plan("fused", 1, tile=submission._WGMMA))
+        custom_kernel(data, plan=Plan("wgmma", 1, tile=WGMMA))
     with pytest.raises(ValueError, match="for nvidia and a bfloat16 output, got amd"):
-        Ragged([1], "fp8", 1).launches(Plan("fused", 1, tile=submission._WGMMA), "amd")
+        Ragged([1], "fp8", 1).launches(Plan("wgmma", 1, tile=WGMMA), "amd")
 
 
 def test_without_triton_the_fused_runner_says_so(monkeypatch):
@@ -172,7 +165,7 @@ def test_without_triton_the_fused_runner_says_so(monkeypatch):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 777), (256, 8192), (300, 40), (1, 100_000)], ids=str)
 def test_every_shape_has_a_legal_fused_plan(table, shape):
     plan = plan_for(*shape, table=table)
-    submission._check_plan(plan, shape[1], False)
+    submission.check_plan(plan, shape[1])
     assert plan.num_splits <= max(1, -(-shape[1] // plan.tile.block))
     assert submission.explain(*shape, table=table).precision == submission.FUSED_PRECISIONS[plan.tile.cache]
 
@@ -188,26 +181,26 @@ def test_every_shape_has_a_legal_fused_plan(table, shape):
 def test_the_table_follows_the_architecture(monkeypatch, hip, properties, table):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
-    submission._table_of.cache_clear()
-    assert submission._table_of(torch.device("cuda", 0)) == table
-    submission._table_of.cache_clear()
+    submission._arch_of.cache_clear()
+    assert submission.table_of(torch.device("cuda", 0)) == table
+    submission._arch_of.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("tile", "splits", "launched"),
+    ("runner", "tile", "splits", "launched"),
     [
-        (Tile("fp8"), 4, 1),
-        (Tile("fp8", merge="kernel"), 4, 2),
-        (Tile("fp8", merge="kernel"), 1, 1),
-        (submission._WGMMA, 4, 2),
-        (submission._WGMMA, 1, 1),
+        ("fused", Tile("fp8"), 4, 1),
+        ("fused", Tile("fp8", merge="kernel"), 4, 2),
+        ("fused", Tile("fp8", merge="kernel"), 1, 1),
+        ("wgmma", WGMMA, 4, 2),
+        ("wgmma", WGMMA, 1, 1),
     ],
 )
-def test_the_launches_are_those_explained(tile, splits, launched):
-    plan, case = Plan("fused", splits, tile=tile), Ragged([64], "fp8", 1)
+def test_the_launches_are_those_explained(runner, tile, splits, launched):
+    plan, case = Plan(runner, splits, tile=tile), Ragged([64], "fp8", 1)
     case.out = case.out.bfloat16()
     kernels = [launch.kernel.__name__ for launch in case.launches(plan, "nvidia")]
-    assert kernels == list(submission.RUNNERS["fused"].kernels(plan))
+    assert kernels == list(submission.RUNNERS[runner].kernels(plan))
     assert len(kernels) == launched
 
 
@@ -225,12 +218,12 @@ def test_any_plan_has_room_for_all_its_parts_or_is_clearly_refused(batch, length
     plan = fused_plan(cache, splits, merge=merge)
     if not 1 <= splits <= 128:
         with pytest.raises(InputError, match=r"plan.num_splits must be 1 … 128 for fused"):
-            submission._check_plan(plan, length, False)
+            submission.check_plan(plan, length)
         return
-    submission._check_plan(plan, length, False)
+    submission.check_plan(plan, length)
     meta = torch.device("meta")
     rows = torch.empty(batch * length, 1, 288 if cache == "mxfp4" else 576, dtype=torch.uint8, device=meta)
-    first, *merging = submission.fused_launches(
+    first, *merging = FUSED.launches(
         torch.empty(batch, 16, 576, dtype=torch.bfloat16, device=meta),
         rows.bfloat16() if cache == "bf16" else rows,
         torch.empty(batch * length, 18, dtype=torch.uint8, device=meta),

@@ -24,7 +24,9 @@ from submission import (
     RUNNERS,
     TABLES,
     V50_TABLE,
+    AiterRunner,
     InputError,
+    PersistentRunner,
     Plan,
     custom_kernel,
     explain,
@@ -38,7 +40,9 @@ from tests.plans import ON_AITER, name_of
 import aiter  # isort: skip (reference has chosen it)
 
 SHAPES = [(case["batchsize"], case["kvseqlen"]) for case in BENCHMARKS]
-RUNNERS_ON_AITER = [name for name, runner in RUNNERS.items() if runner.on_aiter]  # test_fused.py has the others
+RUNNERS_ON_AITER = [
+    name for name, runner in RUNNERS.items() if isinstance(runner, AiterRunner)
+]  # test_fused.py has the others
 
 
 def _judge(data, plan: Plan | None = None, **options):
@@ -159,7 +163,7 @@ def test_any_plan_is_exact_or_clearly_refused(runner, batch, length, data):
 
 def _refusal(plan: Plan, length: int) -> str | None:
     try:
-        submission._check_plan(plan, length, False)
+        submission.check_plan(plan, length)
     except InputError as error:
         return str(error)
     return None
@@ -298,7 +302,7 @@ def test_nothing_is_kept_from_a_capture(make, monkeypatch):
     monkeypatch.setattr(submission, "_graph_is_captured", lambda: True)
     gpu = torch.device("cuda")
     keys = {"_page_indices": (8,), "_indptr": (2, 8), "_last_page_lens": (2, 1), "_unit_scale": (), "_tickets": (2,)}
-    lists = (2, 400, 1, 1, torch.bfloat16, submission.FP8)
+    lists = (2, 400, 1, 1, torch.bfloat16)
     with pytest.raises(RuntimeError, match="call custom_kernel once with this shape and plan, then capture"):
         make(*keys.get(make.__name__, lists), gpu)
     assert make.cache_info().currsize == 0
@@ -336,7 +340,7 @@ def test_the_default_table_has_every_benchmark_shape_at_page_size_one():
 def test_persistent_entries_ask_for_the_splits_they_get(shape):
     """More would make every buffer of splits larger than what is used."""
     plan = GFX950_TABLE[shape]
-    if RUNNERS[plan.runner].persistent:
+    if isinstance(RUNNERS[plan.runner], PersistentRunner):
         made = _splits_made(*shape, plan.num_splits)
         assert plan.num_splits == made, f"entry {shape} asks for {plan.num_splits} splits and gets {made}"
 
@@ -349,7 +353,7 @@ def test_the_rule_s_splits_are_made(shape):
 
 def _splits_made(batch: int, length: int, num_splits: int) -> int:
     """How many parts a sequence gets from get_mla_metadata_v1."""
-    lists = submission._work_lists(batch, length, num_splits, 1, torch.bfloat16, submission.FP8, torch.device("cpu"))
+    lists = submission._work_lists(batch, length, num_splits, 1, torch.bfloat16, torch.device("cpu"))
     return int(lists["work_indptr"][-1]) // batch
 
 
@@ -358,10 +362,10 @@ def _splits_made(batch: int, length: int, num_splits: int) -> int:
 @given(batch=st.integers(1, 300), length=st.integers(1, 9000), table=st.sampled_from(list(TABLES)))
 def test_every_shape_gets_a_legal_plan(batch, length, table):
     plan = plan_for(batch, length, table=table)
-    submission._check_plan(plan, length, True)
+    submission.check_plan(plan, length, True)
     if table == "gfx950":
-        submission._check_plan(plan, length, False)
-        if RUNNERS[plan.runner].persistent and (batch, length) not in GFX950_TABLE:
+        submission.check_plan(plan, length)
+        if isinstance(RUNNERS[plan.runner], PersistentRunner) and (batch, length) not in GFX950_TABLE:
             assert _splits_made(batch, length, plan.num_splits) == plan.num_splits
 
 
@@ -527,7 +531,7 @@ def test_kept_tensors_follow_every_part_of_their_key():
         submission._tickets(3, meta),
     ):
         assert made.device == meta
-    key = (4, 1024, 5, 1, torch.bfloat16, submission.FP8, cpu)
+    key = (4, 1024, 5, 1, torch.bfloat16, cpu)
     lists = submission._work_lists(*key)
     assert submission._work_lists(*key) is lists
     with pytest.raises(RuntimeError):  # made anew for another device, here one without values

@@ -114,7 +114,11 @@ class _Planned(Subject):
 @pytest.mark.parametrize("name", [name for name in CHECKS if name != "upload"])
 @pytest.mark.parametrize("plan", ON_AITER, ids=name_of)
 def test_every_plan_passes_every_check(plan, name):
-    if name == "fresh" and submission.RUNNERS[plan.runner].persistent and plan.num_splits > 1:
+    if (
+        name == "fresh"
+        and isinstance(submission.RUNNERS[plan.runner], submission.PersistentRunner)
+        and plan.num_splits > 1
+    ):
         plan = Plan(plan.runner, 2)
     outcome = run_check(name, _Planned(plan), Scope(shapes=((2, 800),), seed=8))
     assert outcome.ok, outcome.findings

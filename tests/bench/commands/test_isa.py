@@ -184,8 +184,8 @@ def test_a_plan_is_reported(table, bytes_a_token):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["64", "8192", "--table", "gfx950"], "is a8w8_persistent, whose code is not ours"),
-        (["64", "8192", "--table", "sm_90"], "the design 'wgmma' of table sm_90 is not for gfx950"),
+        (["64", "8192", "--table", "gfx950"], "is a8w8_persistent, and not our kernel for gfx950"),
+        (["64", "8192", "--table", "sm_90"], "is wgmma, and not our kernel for gfx950"),
         (["64", "8192", "--table", "gfx951"], "unknown table 'gfx951'"),
         (["0", "8192"], "must be 1 or more"),
     ],

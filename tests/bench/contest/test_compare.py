@@ -126,7 +126,7 @@ def test_the_csv_has_a_row_a_contestant_and_shape(field, tmp_path):
         for kind, name in (("ours", "table sm_90"), ("peer", "FlashMLA fp8"), ("peer", "plain Triton bf16"))
     ]
     ours, theirs = rows[:2]
-    assert (ours["table"], ours["runner"], ours["cache"], ours["precision"]) == ("sm_90", "fused", "fp8", "a16w8")
+    assert (ours["table"], ours["runner"], ours["cache"], ours["precision"]) == ("sm_90", "wgmma", "fp8", "a16w8")
     assert ours["num_splits"] == str(plan.num_splits)
     assert {name: ours[name] for name in ("block", "warps", "stages", "merge")} == {
         name: str(getattr(plan.tile, name)) for name in ("block", "warps", "stages", "merge")

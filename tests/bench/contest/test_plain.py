@@ -78,32 +78,32 @@ def test_sanitize_judges_every_plan(monkeypatch, capsys):
 @pytest.mark.parametrize("fault", ["unwritten", "tickets"])
 def test_sanitize_sees_what_a_kernel_leaves_behind(monkeypatch, fault):
     from bench.commands import sanitize
-    from submission import Plan, Tile
+    from submission import FusedRunner, Plan, Tile
 
-    def launches(*arguments):
+    def launches(runner, *arguments):
         output, tickets = arguments[6:8]
         if fault == "tickets":
             tickets.fill_(1)
             output.zero_()
         return []
 
-    monkeypatch.setattr(sanitize, "fused_launches", launches)
+    monkeypatch.setattr(FusedRunner, "launches", launches)
     plan = Plan("fused", num_splits=1, tile=Tile("bf16"))
     assert sanitize.run(plan, sanitize.draw(), torch.device("cpu"), "interpreter").isnan().all()
 
 
 def test_sanitize_runs_every_format_split_and_merge():
     from bench.commands.sanitize import plans
-    from submission import SM90_TABLE
+    from submission import TABLES
 
     found = list(plans(("sm_90", "sm_90_mxfp4")))
     assert len(found) == len(set(found))
     for cache in ("bf16", "fp8", "mxfp4"):
-        mine = {(p.num_splits, p.tile.merge) for p in found if p.tile.cache == cache and p.tile.design == "plain"}
+        mine = {(p.num_splits, p.tile.merge) for p in found if p.tile.cache == cache and p.runner == "fused"}
         assert mine == {(1, "last"), (3, "last"), (8, "last"), (3, "kernel"), (8, "kernel")}
-    wgmma = [(p.tile.cache, p.num_splits, p.tile.merge) for p in found if p.tile.design == "wgmma"]
+    wgmma = [(p.tile.cache, p.num_splits, p.tile.merge) for p in found if p.runner == "wgmma"]
     assert sorted(wgmma) == [(cache, splits, "kernel") for cache in ("fp8", "mxfp4") for splits in (1, 3, 8)]
-    assert {p.tile for p in SM90_TABLE.values()} <= {p.tile for p in found}
+    assert {p.tile for p in TABLES["sm_90"].values()} <= {p.tile for p in found}
 
 
 @on_gpu
