@@ -23,7 +23,7 @@ from bench.basics import PROJECT_ROOT
 from tests.docs.pages import PAGES, Block, Page, blocks, read
 
 LANGUAGES = ("sh", "python", "text")
-SECONDS = 120  # for a command
+SECONDS = 300  # for a command
 RUN_MI355X_CODE = ("docs/gfx950.md", "docs/kernel.md")
 
 EPYC, H200 = "2 cores of an AMD EPYC", "NVIDIA H200"
