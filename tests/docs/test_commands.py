@@ -7,7 +7,8 @@ backticks says what a block is:
 - `python`: a program
 - `python FILE`: that file, which the reader writes
 - `python from FILE`: lines of that file of ours, "…" for those left out
-- `python into FILE above LINE` (or below): lines to add to that file, beside the first one that begins with LINE
+- `python into FILE above LINE`: a definition to add to that file, above the first line that begins with LINE
+- `python into FILE below LINE`: lines to add, below it
 """
 
 import os
@@ -131,8 +132,8 @@ def _write(block: Block, checkout: Path, where: str) -> None:
         lines = (checkout / name).read_text().splitlines(keepends=True)
         found = [i for i, line in enumerate(lines) if line.startswith(beside)]
         assert found, f"{where}: {name} has no line that begins with {beside!r}"
-        at = found[0] + (side == "below")
-        (checkout / name).write_text("".join([*lines[:at], block.text, *lines[at:]]))
+        at, space = (found[0], "\n\n") if side == "above" else (found[0] + 1, "")
+        (checkout / name).write_text("".join([*lines[:at], block.text, space, *lines[at:]]))
     elif not block.argument.startswith("from "):
         (checkout / block.argument).write_text(block.text)
 
