@@ -20,6 +20,7 @@ from reference import (
 )
 from task import BENCHMARKS, TESTS, TestSpec
 from tests import oracle
+from tests.cases import mxfp4_top_of_range
 from tests.conftest import on_portable
 
 # ---- Cases and inputs ----
@@ -166,6 +167,11 @@ def test_mxfp4_agrees_with_the_rule(kind):
     packed = oracle.numpy_of(codes.view(torch.uint8)).reshape(512, 288)
     assert np.array_equal(oracle.numpy_of(scales.view(torch.uint8)), scale_bytes)
     assert np.array_equal(np.stack([packed & 15, packed >> 4], -1).reshape(512, 576), nibbles)
+
+
+def test_mxfp4_at_the_top_of_the_range():
+    _, scales = quantize_mxfp4(mxfp4_top_of_range.build())
+    assert scales.view(torch.uint8)[0, 0] == mxfp4_top_of_range.SCALE_BYTE
 
 
 def test_dequantise_reads_both_scale_layouts():
