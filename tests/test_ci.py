@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -67,3 +68,19 @@ def test_its_commands_are_bash(job):
     for step in job["steps"]:
         if "run" in step:
             assert subprocess.run(["bash", "-n", "-c", step["run"]], check=False).returncode == 0
+
+
+def test_messages_are_not_coloured_there(tmp_path):
+    """Typer colours them wherever GITHUB_ACTIONS is set; tests/conftest.py takes that back before typer is imported."""
+    test = tmp_path / "test_messages.py"
+    test.write_text(
+        "from tests.conftest import *\n"
+        "def test_plain():\n"
+        "    from typer.testing import CliRunner\n"
+        "    from bench.cli import app\n"
+        "    assert '\\x1b' not in CliRunner().invoke(app, ['run', '--no-such-option']).output\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    environment = os.environ | {"GITHUB_ACTIONS": "true", "PYTHONPATH": str(PROJECT_ROOT)}
+    child = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout

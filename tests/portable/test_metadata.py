@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
@@ -90,6 +90,7 @@ def test_works_tile_each_sequence_once_and_load_evenly(lengths, max_splits, cus)
     cus=cu_counts,
     granularity=st.sampled_from([1, 16, 64, 256]),
 )
+@example(lengths=[2914], max_splits=32, cus=256, granularity=16)  # the last two tokens join the part before
 def test_work_lists_agree_with_a_second_implementation(lengths, max_splits, cus, granularity):
     with aiter.settings.using(num_cus=cus):
         lists = fill(lengths, max_splits, kv_granularity=granularity)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
@@ -174,6 +174,8 @@ def test_pages_past_4_gib_are_refused(dtype, page_bytes):
     place=st.integers(0, 1 << 20),
     value=st.one_of(st.integers(-3, 520), st.integers(-(2**31), 2**31 - 1)),
 )
+@example(kernel="bf16", name="qo_indptr", place=2, value=1)
+@example(kernel="fp8", name="kv_indptr", place=2, value=300)
 def test_one_wrong_number_is_refused_or_means_what_it_says(kernel, name, place, value):
     call = Call([300, 200], kernel, splits=2)
     call.options["num_kv_splits_indptr"] = _int32(0, 2, 4)
