@@ -1,7 +1,10 @@
-"""What a person runs: the leaderboard's protocol at home, and what a plan must move (`mla`, or `python -m bench`).
+"""What a person runs: the command line `mla`, or `python -m bench`. What is right and wrong is decided in reference.py.
 
-cli.py is the command line; run.py, popcorn.py and explain.py are its commands. A submission only ever runs in a spawned
-process: worker.py is the parent's side of it, session.py what happens inside. protocol.py holds the official rules as
-numbers, cases.py the cases, timing.py the clocks, roofline.py bytes and bandwidths, report.py and progress.py what is
-shown. What is right and wrong is decided in reference.py.
+cli.py says what can be asked for, with options.py and names.py; commands/ has a file for each command. checks/ is what
+`mla verify` looks for, contest/ whom `mla compare` times and how, show/ what is printed, drawn and written. A
+submission runs in a process of its own: worker/. cases.py has the cases, traffic.py the bytes that they move and the
+time that memory needs for it, environment.py and versions.py say what something was run on, requirements.py what is
+missing.
 """
+
+__version__ = "0.1.0"

@@ -1,5 +1,6 @@
 """What the command line and everything behind it share, and which loads nothing: modes, paths, errors."""
 
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -16,10 +17,18 @@ class Mode(str, Enum):
     PROFILE = "profile"
 
 
+LIMIT_SECONDS = 300.0  # that a call of a submission may take, unless --limit says otherwise
+
+
 class UserError(Exception):
     """A mistake of the caller: the message says what was wrong, what was expected and what to do."""
 
     exit_code = 2
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is none of those known."""
+    return UserError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
 
 
 class CaseFileError(UserError):

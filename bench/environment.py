@@ -1,14 +1,13 @@
 """On what something is run: the device by its name, versions, commit."""
 
-import importlib.metadata
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import torch
 
 from bench.basics import PROJECT_ROOT, UserError
+from bench.versions import git_commit, version
 from portable import choose_aiter
 from reference import default_device
 
@@ -61,7 +60,7 @@ def describe(device: torch.device) -> dict[str, str | None]:
         "aiter": _aiter(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
     }
 
 
@@ -77,25 +76,7 @@ def _driver() -> str | None:
     return next((path.read_text().strip() for path in _DRIVER_VERSIONS if path.is_file()), None)
 
 
-def version(package: str) -> str | None:
-    """Of an installed distribution."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _aiter() -> str:
     """ "portable", or where AMD's is installed."""
     folder = Path(choose_aiter().__file__).resolve().parent
     return "portable" if folder == PROJECT_ROOT / "portable" / "aiter" else str(folder)
-
-
-def _git_commit() -> str | None:
-    """The commit of this project, "-dirty" after it where tracked files differ."""
-    command = ["git", "-C", str(PROJECT_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() or None

@@ -1,6 +1,7 @@
 """`mla explain`: the plan for a shape, why, what it launches, and the bytes it must move."""
 
 import dataclasses
+import json
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,15 @@ from bench.show.texts import bytes_text, plan_text, time_text
 from bench.traffic import BANDWIDTHS, Traffic, bandwidth_of, nanoseconds, traffic
 from bench.worker.loading import load
 from reference import PRECISIONS, default_device
+
+
+def run(batch_size: int, kv_seq_len: int, table: str | None, as_json: bool, out: Console) -> None:
+    """Print what is known of a shape. Raises as explain does."""
+    explained = explain(batch_size, kv_seq_len, table)
+    if as_json:
+        print(json.dumps(explained, indent=2, ensure_ascii=False))
+    else:
+        _show(explained, out)
 
 
 def explain(batch_size: int, kv_seq_len: int, table: str | None) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def _floors(moved: Traffic) -> list[dict[str, Any]]:
     ]
 
 
-def show(explained: dict[str, Any], out: Console) -> None:
+def _show(explained: dict[str, Any], out: Console) -> None:
     facts = {
         "plan": explained["plan_text"],
         "why": explained["why"],

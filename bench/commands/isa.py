@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.table import Table
 
 import sm_90
 import submission
-from bench.basics import UserError
+from bench.basics import UserError, unknown
 from bench.contest.plans import cache_of
 from bench.modules import describe_error, execute
 from bench.show.console import new_table, print_header, print_line, print_verdict
@@ -47,8 +48,8 @@ class Request:
 
     kernel: str
     grid: str
-    arguments: tuple[str, ...]
-    constexprs: tuple[str, ...]
+    arguments: Sequence[str]
+    constexprs: Sequence[str]
     num_warps: int | None
     num_stages: int | None
     lds_size: int | None
@@ -311,14 +312,14 @@ class PlanReport:
     ok: bool
 
 
-def report_plan(batch_size: int, kv_seq_len: int, table: str | None) -> PlanReport:
+def report_plan(batch_size: int, kv_seq_len: int, table: str) -> PlanReport:
     """Compile and run the fused plan of a shape. Raises UserError if the shape's plan is of another runner."""
     if batch_size < 1 or kv_seq_len < 1:
         raise UserError(f"BATCH and KV_SEQ_LEN must be 1 or more, got {batch_size} and {kv_seq_len}")
     sm_90.install()
-    if table is not None and table not in submission.TABLES:
-        raise UserError(f"unknown table {table!r}, expected one of {', '.join(submission.TABLES)}")
-    plan = submission.plan_for(batch_size, kv_seq_len, table=table or "gfx950_fused")
+    if table not in submission.TABLES:
+        raise unknown("table", table, submission.TABLES)
+    plan = submission.plan_for(batch_size, kv_seq_len, table=table)
     if plan.runner != "fused":
         raise UserError(
             f"the plan of {batch_size} × {kv_seq_len} is {plan.runner}, and not our kernel for gfx950, the runner "

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.basics import Mode
+from bench.basics import LIMIT_SECONDS, Mode
 from bench.cases import QUICK_CALLS, case_of_shape, official_cases, parse_shape, quick
 from bench.show.console import print_header, print_verdict, print_written
 from bench.show.files import check_target, sha256, write_json
@@ -24,15 +24,17 @@ from task import TestSpec
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for. shapes: as in "64x8192", none for the official cases."""
+    """What the command line asks for. shapes: as in "64x8192", none for the official cases.
+    limit: seconds a call of the submission may take."""
 
     submission: Path
     mode: Mode = Mode.TEST
     table: str | None = None
-    shapes: tuple[str, ...] = ()
+    shapes: Sequence[str] = ()
     quick: bool = False
     json: Path | None = None
     device: str | None = None
+    limit: float = LIMIT_SECONDS
 
 
 def run(request: Request, out: Console, err: Console) -> bool:

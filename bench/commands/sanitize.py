@@ -1,4 +1,4 @@
-"""The fused plans on small shapes under a GPU sanitizer: `compute-sanitizer python -m bench.commands.sanitize`.
+"""The fused plans on small shapes under a GPU sanitizer: `compute-sanitizer mla sanitize`.
 
 Every tile of the GPU's own tables and the default one of each cache format, in several splits, with each merge that its
 runner has, on ragged and empty sequences, twice in a row on the same tickets. The expected outputs are computed on the
@@ -7,14 +7,14 @@ ok, 1 if not, 2 without a GPU.
 """
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 import sm_90
-from bench.commands.compare import tables_of
+from bench.basics import UserError
+from bench.contest.contestants import tables_of
 from bench.contest.plans import cache_of, is_fused, spec_of
 from reference import (
     NUM_HEADS,
@@ -74,9 +74,9 @@ def run(plan: Plan, data: input_t, device: torch.device, target: str) -> torch.T
 
 
 def main() -> int:
+    """Run and judge all plans; the exit code. Raises UserError without a GPU."""
     if not torch.cuda.is_available():
-        print("bench.commands.sanitize needs a GPU: run it where torch sees one", file=sys.stderr)
-        return 2
+        raise UserError("mla sanitize needs a GPU: run it where torch sees one")
     sm_90.install()
     os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # what is outside a tensor is outside an allocation
     device = torch.device("cuda", torch.cuda.current_device())
@@ -95,7 +95,3 @@ def check(device: torch.device, target: str, tables: tuple[str, ...]) -> int:
         print(f"{'ok' if ok else 'WRONG':<6} {spec_of(plan)}  {error:.4f}", flush=True)
     print(f"{wrong} plans are wrong" if wrong else "all plans are right")
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
-from bench.basics import Mode, UserError
+from bench.basics import LIMIT_SECONDS, Mode, unknown
 from bench.cases import case_of_shape, official_cases, parse_shape
 from bench.checks.checks import CHECKS, QUICK_TOKENS, Outcome, Scope
 from bench.show.console import new_table, print_header, print_line, print_verdict, print_written
@@ -30,14 +30,14 @@ class Request:
     limit: seconds a call of the submission may take."""
 
     submission: Path
-    shapes: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ()
+    shapes: Sequence[str] = ()
+    checks: Sequence[str] = ()
     quick: bool = False
     seed: int | None = None
     table: str | None = None
     json: Path | None = None
     device: str | None = None
-    limit: float = 300.0
+    limit: float = LIMIT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def run(request: Request, out: Console, err: Console) -> bool:
 
 
 def _names(request: Request) -> list[str]:
-    unknown = [name for name in request.checks if name not in CHECKS]
-    if unknown:
-        raise UserError(f"unknown check {unknown[0]!r}, expected {', '.join(CHECKS)}")
+    for name in request.checks:
+        if name not in CHECKS:
+            raise unknown("check", name, CHECKS)
     return [name for name in CHECKS if not request.checks or name in request.checks]
 
 

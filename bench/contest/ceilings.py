@@ -2,36 +2,17 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError as problem:
-    raise RuntimeError(f"`mla compare` needs Triton ({problem}): pip install triton") from problem
-
+from bench.contest.measurements import Ceilings
 from bench.worker.timing import Clock
 
 _BYTES = 1 << 31
 _RUNS = 7
 _BLOCK, _BLOCKS = 4096, 16  # int32 values a load, loads a program
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """launch_ns: an empty kernel between the clock's marks. copy, read: bytes a second of memory, a copy's counted in
-    both directions."""
-
-    launch_ns: float
-    copy: float
-    read: float
-
-    @property
-    def bytes_per_second(self) -> float:
-        """What a floor is reckoned with: the better of the two."""
-        return max(self.copy, self.read)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Other people's MLA decode kernels on the task's data, and our plain one, for `mla compare`.
+"""Other people's MLA decode kernels on the task's data, and our baseline, for `mla compare`.
 
 A peer is started once a shape, with what follows from lengths alone (schedules, workspaces, page tables); what it
 starts is bound to each new data outside the timed call (views of the cache, scales that it wants on the host); the
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bench.basics import UserError
+from bench.basics import unknown
 from bench.environment import processors_of
 from reference import FP8, NUM_HEADS, QK_HEAD_DIM, QK_ROPE_HEAD_DIM, V_HEAD_DIM
 from task import input_t, output_t
@@ -50,7 +50,7 @@ def choose(keys: Sequence[str]) -> list[Peer]:
     known = {peer.key: peer for peer in PEERS}
     for key in keys:
         if key not in known:
-            raise UserError(f"unknown peer {key!r}: expected one of {', '.join(known)}")
+            raise unknown("peer", key, known)
     return [known[key] for key in dict.fromkeys(keys)]
 
 
@@ -189,18 +189,18 @@ def _start_flashinfer(data: input_t, cache: str) -> Bind:
     return bind
 
 
-# ---- Our plain kernel ----
+# ---- Our baseline ----
 
 
-def _start_plain(data: input_t) -> Bind:
-    from bench.contest import plain
+def _start_baseline(data: input_t) -> Bind:
+    from bench.contest import baseline
 
     config = data[4]
-    splits = plain.splits_for(config["batch_size"], config["kv_seq_len"], processors_of(data[0].device))
+    splits = baseline.splits_for(config["batch_size"], config["kv_seq_len"], processors_of(data[0].device))
 
     def call(data: input_t) -> output_t:
         q, kv_data, _, kv_indptr, config = data
-        return plain.decode(q, kv_data["bf16"], kv_indptr, config["sm_scale"], splits)
+        return baseline.decode(q, kv_data["bf16"], kv_indptr, config["sm_scale"], splits)
 
     return lambda data: call
 
@@ -237,5 +237,5 @@ PEERS = (
         lambda data: _start_flashinfer(data, "fp8"),
         lambda: _build_flashinfer(FP8),
     ),
-    Peer("plain", "plain Triton bf16", "a16w16", "triton", "triton", "pip install triton", _start_plain),
+    Peer("baseline", "Triton baseline bf16", "a16w16", "triton", "triton", "pip install triton", _start_baseline),
 )

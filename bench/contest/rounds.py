@@ -57,6 +57,11 @@ class Result:
     error: str | None = None
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(batch size, KV length)."""
+        return self.args["batchsize"], self.args["kvseqlen"]
+
+    @property
     def median_ns(self) -> float | None:
         return self.percentile_ns(50)
 

@@ -37,6 +37,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str, option: str = "--json") -> None:
+    """As write_bytes, in UTF-8."""
+    write_bytes(path, text.encode(), option)
+
+
+def write_bytes(path: Path, content: bytes, option: str) -> None:
     """Write all of it or nothing, to the file that `option` names: a reader never sees half a file.
 
     A link is followed; what is no regular file, such as a pipe, is written to as it is. Raises UserError if that fails.
@@ -44,18 +49,18 @@ def write_text(path: Path, text: str, option: str = "--json") -> None:
     path = path.resolve()
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
         else:
-            _replace(path, text)
+            _replace(path, content)
     except OSError as error:
         raise UserError(f"{option} {path} cannot be written: {error}") from error
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -1,6 +1,7 @@
 """The results of `mla run`: the table and what is below it, the warning above it, and the JSON form."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from bench.show.console import new_table, print_line
 from bench.show.texts import rate_text, shape_text, time_text
 from bench.traffic import Bandwidth, bandwidth_of, nanoseconds, traffic
 from bench.worker.loading import PlanInfo
-from bench.worker.protocol import CaseResult, geometric_mean
+from bench.worker.protocol import CaseResult
 from reference import ExactVerdict
 from task import TestSpec
 
@@ -88,7 +89,7 @@ def print_results(out: Console, rows: Sequence[Row], mode: Mode, device: str) ->
 def geomean_ns(rows: Sequence[Row]) -> float | None:
     """Over all cases, None unless each was timed."""
     times = [row.time_ns for row in rows]
-    return None if None in times else geometric_mean(times)
+    return None if None in times else statistics.geometric_mean(times)
 
 
 def _mean_text(rows: Sequence[Row]) -> str:

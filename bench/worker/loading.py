@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import sm_90
-from bench.basics import PROJECT_ROOT, PROJECT_SUBMISSION, UserError
+from bench.basics import PROJECT_ROOT, PROJECT_SUBMISSION, UserError, unknown
 from bench.modules import describe_error, execute
 from bench.show.texts import plan_text
 from reference import PRECISIONS
@@ -68,7 +68,7 @@ class Submission:
                 f"{self.path} has no tables to choose from: it needs TABLES, explain and custom_kernel(…, plan=)"
             )
         if name not in self._tables:
-            raise UserError(f"unknown table {name!r}, {self.path} has {', '.join(map(repr, self._tables))}")
+            raise unknown("table", name, map(str, self._tables))
 
     def explain(self, batch_size: int, kv_seq_len: int, table: str | None, device: Any) -> Any:
         """What the submission's explain says of a shape; None without one. Raises UserError if it fails."""

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from bench import __version__
 from bench.basics import PROJECT_ROOT
 from tests.docs.pages import Page, read
 
@@ -27,7 +28,6 @@ def test_figures_say_where_they_are_from(page: Page):
 
 
 def test_version_is_the_changelogs():
-    version = re.search(r'^version = "(.+)"', (PROJECT_ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
     titles = [section.title for section in read(CHANGELOG).sections if section.title.startswith("[")]
     assert titles[0] == "[Unreleased]"
-    assert re.fullmatch(rf"\[{re.escape(version)}\] - \d{{4}}-\d{{2}}-\d{{2}}", titles[1])
+    assert re.fullmatch(rf"\[{re.escape(__version__)}\] - \d{{4}}-\d{{2}}-\d{{2}}", titles[1])

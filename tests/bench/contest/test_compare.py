@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import submission
 from bench.basics import UserError
 from bench.cli import app
-from bench.contest import peers
+from bench.contest import contestants, peers
+from bench.contest.measurements import Ceilings
 from bench.contest.peers import PEERS, Peer
 from bench.contest.plans import parse_space, source_of, spec_of
 from bench.contest.rounds import OURS, PEER, Contestant, hold
@@ -23,7 +24,7 @@ from submission import TABLES, Plan, Tile
 from task import TestSpec
 from tests.conftest import on_gpu
 
-compare = pytest.importorskip("bench.commands.compare", reason="needs Triton", exc_type=RuntimeError)
+compare = pytest.importorskip("bench.commands.compare", reason="needs Triton")
 
 CPU = torch.device("cpu")
 ARGS = TestSpec(batchsize=2, qseqlen=1, kvseqlen=40, seed=5)
@@ -49,12 +50,12 @@ class Field:
     def __init__(self, monkeypatch):
         self.clock, self.us, self.broken = StandInClock(), {}, {}
         monkeypatch.setattr(compare, "_gpu", lambda name: (CPU, self.clock))
-        monkeypatch.setattr(compare, "_compile", lambda *arguments: None)
-        monkeypatch.setattr(compare, "measure_ceilings", lambda *arguments: compare.Ceilings(3000.0, 4.0e12, 4.2e12))
-        monkeypatch.setattr(compare, "processors_of", lambda device: 132)
-        monkeypatch.setattr(compare, "tables_of", lambda device: ("sm_90",))
-        monkeypatch.setattr(compare, "custom_kernel", self.kernel)
-        named = [("flashmla-fp8", peers.YARDSTICK, "a8w8"), ("plain", "plain Triton bf16", "a16w16")]
+        monkeypatch.setattr(contestants, "compile_plans", lambda *arguments: None)
+        monkeypatch.setattr(compare.ceilings, "measure", lambda *arguments: Ceilings(3000.0, 4.0e12, 4.2e12))
+        monkeypatch.setattr(contestants, "processors_of", lambda device: 132)
+        monkeypatch.setattr(contestants, "tables_of", lambda device: ("sm_90",))
+        monkeypatch.setattr(contestants, "custom_kernel", self.kernel)
+        named = [("flashmla-fp8", peers.YARDSTICK, "a8w8"), ("baseline", "Triton baseline bf16", "a16w16")]
         found = [Peer(key, name, p, "torch", "torch", "", self.starter(name, p)) for key, name, p in named]
         monkeypatch.setattr(
             peers, "PEERS", (*found, Peer("gone", "Gone", "a16w16", "no_such_module", "gone", "ask", None))
@@ -123,7 +124,7 @@ def test_the_csv_has_a_row_a_contestant_and_shape(field, tmp_path):
     assert [(r["kv_seq_len"], r["kind"], r["contestant"]) for r in rows] == [
         (length, kind, name)
         for length in ("40", "200")
-        for kind, name in (("ours", "table sm_90"), ("peer", "FlashMLA fp8"), ("peer", "plain Triton bf16"))
+        for kind, name in (("ours", "table sm_90"), ("peer", "FlashMLA fp8"), ("peer", "Triton baseline bf16"))
     ]
     ours, theirs = rows[:2]
     assert (ours["table"], ours["runner"], ours["cache"], ours["precision"]) == ("sm_90", "wgmma", "fp8", "a16w8")
@@ -141,27 +142,27 @@ def test_the_csv_has_a_row_a_contestant_and_shape(field, tmp_path):
 
 def test_the_json_has_all_times(field, tmp_path):
     path = tmp_path / "out.json"
-    assert small("--json", path, "--peer", "plain").exit_code == 0
+    assert small("--json", path, "--peer", "baseline").exit_code == 0
     content = json.loads(path.read_text())
     assert content["ceilings"] == {"launch_ns": 3000.0, "copy": 4.0e12, "read": 4.2e12}
-    assert [r["contestant"] for r in content["results"]] == ["table sm_90", "plain Triton bf16"]
+    assert [r["contestant"] for r in content["results"]] == ["table sm_90", "Triton baseline bf16"]
     assert content["results"][0]["times_us"] == [10.0] * 3
     assert content["check"] == "pass"
 
 
 def test_without_a_checkout_the_commit_is_what_was_given(field, monkeypatch, tmp_path):
-    monkeypatch.setattr(compare.environment, "_git_commit", lambda: None)
+    monkeypatch.setattr(compare.environment, "git_commit", lambda: None)
     small("--csv", tmp_path / "out.csv", "--commit", "abc-dirty")
     assert {row["commit"] for row in csv.DictReader((tmp_path / "out.csv").open())} == {"abc-dirty"}
 
 
 def test_the_roofline_reads_the_csv(field, tmp_path):
     pytest.importorskip("matplotlib", reason="needs the plots extra")
-    from bench.show.picture import read_results
+    from bench.contest.measurements import read_csv
 
-    field.broken["plain Triton bf16"] = raising("no")
+    field.broken["Triton baseline bf16"] = raising("no")
     small("--case", "1x200", "--csv", tmp_path / "out.csv")
-    read = read_results(tmp_path / "out.csv")
+    read = read_csv(tmp_path / "out.csv")
     assert {(p.batch_size, p.line) for p in read.points} == {
         (batch, line) for batch in (1, 2) for line in ("ours, fp8 cache", "FlashMLA fp8")
     }
@@ -180,7 +181,7 @@ def test_a_peer_that_raises_is_a_row(field, tmp_path):
     assert "FlashMLA fp8, 2 × 40: ValueError: no [luck]" in result.output
     row = list(csv.DictReader((tmp_path / "out.csv").open()))[1]
     assert (row["median_us"], row["gate_b"], row["fault"]) == ("", "", "ValueError: no [luck]")
-    assert line_of(result.output, "plain Triton bf16")[3] == "10.0"
+    assert line_of(result.output, "Triton baseline bf16")[3] == "10.0"
 
 
 def test_ours_raising_fails_and_ends_only_itself(field):
@@ -240,7 +241,7 @@ def test_a_peer_that_cannot_be_built_fails_once_and_is_a_row(field, monkeypatch)
     result = small("--case", "1x200")
     assert result.exit_code == 0
     assert f"{peers.YARDSTICK}: OSError: no nvcc (2 times, first 2 × 40)" in result.output
-    assert line_of(result.output, "plain Triton bf16")[3:5] == ["10.0", "10.0"]
+    assert line_of(result.output, "Triton baseline bf16")[3:5] == ["10.0", "10.0"]
     assert len(attempts) == 1
 
 
@@ -380,7 +381,7 @@ def test_other_spaces_are_refused(text, says):
         (["--case", "4"], "expected BATCHxKV_SEQ_LEN"),
         (["--table", "sm_91"], "unknown table 'sm_91'"),
         (["--peer", "nobody"], "unknown peer 'nobody'"),
-        (["--peer", "plain", "--no-peers"], "exclude each other"),
+        (["--peer", "baseline", "--no-peers"], "exclude each other"),
         (["--plans", "fp8,splits"], "is not NAME=VALUE"),
         (["--rounds", "0"], "expected 1 or more timed calls"),
         (["--csv", "nowhere/out.csv"], "--csv"),
@@ -495,10 +496,10 @@ def test_flash_mla_refuses_lengths_that_are_not_pages(monkeypatch, key):
 
 @on_gpu
 def test_on_a_gpu(tmp_path):
-    result = mla("--case", "4x1024", "--rounds", 2, "--peer", "plain", "--csv", tmp_path / "out.csv")
+    result = mla("--case", "4x1024", "--rounds", 2, "--peer", "baseline", "--csv", tmp_path / "out.csv")
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
-    assert rows[-1]["contestant"] == "plain Triton bf16"
+    assert rows[-1]["contestant"] == "Triton baseline bf16"
     for row in rows:
         assert not row["fault"]
         assert float(row["launch_us"]) < float(row["median_us"]) < 1000
@@ -510,7 +511,7 @@ def test_compiling_ahead_leaves_nothing_to_compile(monkeypatch):
 
     compiled = []
     plans = [Plan("fused", num_splits=4, tile=Tile(cache, merge="kernel")) for cache in ("bf16", "fp8", "mxfp4")]
-    compare._compile(plans, torch.device("cuda", torch.cuda.current_device()))
+    contestants.compile_plans(plans, torch.device("cuda", torch.cuda.current_device()))
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **event: compiled.append(event["repr"]))
     data = generate_input(4, 1, 1024, 1, device="cuda")
     for plan in plans:

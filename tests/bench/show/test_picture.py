@@ -23,7 +23,7 @@ def test_our_results_are_drawn(tmp_path):
 
 
 def test_the_fastest_of_a_shape_and_line_counts(tmp_path):
-    from bench.show.picture import read_results
+    from bench.contest.measurements import read_csv
 
     rows = [
         "256,8192,ours,table a,mxfp4,1027.2,X",
@@ -32,7 +32,7 @@ def test_the_fastest_of_a_shape_and_line_counts(tmp_path):
         "256,8192,peer,theirs,fp8,700,X",
     ]
     (tmp_path / "in.csv").write_text(HEADER + "\n".join(rows))
-    read = read_results(tmp_path / "in.csv")
+    read = read_csv(tmp_path / "in.csv")
     assert read.gpu == "X"
     assert read.rate is read.launch is None
     lines = {"ours, mxfp4 cache": 900e-6, "ours, fp8 cache": 800e-6, "theirs": 700e-6}
@@ -42,7 +42,7 @@ def test_the_fastest_of_a_shape_and_line_counts(tmp_path):
 
 
 def test_rows_with_a_fault_are_left_out(tmp_path):
-    from bench.show.picture import read_results
+    from bench.contest.measurements import read_csv
 
     header = HEADER.strip() + ",fault,launch_us,bytes_per_second\n"
     rows = [
@@ -51,7 +51,7 @@ def test_rows_with_a_fault_are_left_out(tmp_path):
         "4,8192,ours,t,fp8,9,X,,3.1,4e12",
     ]
     (tmp_path / "in.csv").write_text(header + "\n".join(rows))
-    read = read_results(tmp_path / "in.csv")
+    read = read_csv(tmp_path / "in.csv")
     assert [(p.kv_seq_len, p.line) for p in read.points] == [(8192, "ours, fp8 cache")]
     assert (read.rate, read.launch) == (4e12, pytest.approx(3.1e-6))
 

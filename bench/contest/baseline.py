@@ -1,4 +1,4 @@
-"""Plain split-KV decode in Triton on the bf16 cache: what a first attempt reaches, for `mla compare`.
+"""Split-KV decode in Triton on the bf16 cache: what a first attempt reaches, for `mla compare`.
 
 One program a (split, sequence) loads tiles of tokens once, as keys and as values; a second kernel merges the splits.
 """

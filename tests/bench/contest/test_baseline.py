@@ -1,10 +1,12 @@
-"""The plain Triton kernel that `mla compare` times beside ours, and the sanitizer run: on a GPU, and on the CPU under
+"""The baseline kernel that `mla compare` times beside ours, and the sanitizer run: on a GPU, and on the CPU under
 Triton's interpreter, in a process of its own.
 """
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from bench.cli import app
 from tests.conftest import interpreted, not_interpreted, on_gpu, run_interpreted
 from tests.oracle import attention, error, numpy_of
 from tests.ragged import RAGGED, SM_SCALE, Ragged
@@ -19,7 +21,7 @@ def test_the_rest_of_this_file():
 
 def errors(lengths: list[int], splits: int, device: str) -> list[float]:
     """Relative L2 of each sequence to the float64 oracle; of an empty one, its largest element."""
-    from bench.contest.plain import decode
+    from bench.contest.baseline import decode
 
     case = Ragged(lengths, "bf16", seed=splits)
     tensors = (t.to(device) for t in (case.q, case.cache, case.indptr))
@@ -50,7 +52,7 @@ def test_plain_on_a_gpu(splits):
 
 
 def test_plain_splits_fill_the_machine_once():
-    from bench.contest.plain import splits_for
+    from bench.contest.baseline import splits_for
 
     assert [splits_for(*shape, 132) for shape in ((4, 1024), (4, 8192), (32, 8192), (256, 8192))] == [16, 33, 4, 1]
 
@@ -115,8 +117,7 @@ def test_sanitize_on_a_gpu(capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_sanitize_without_a_gpu(capsys):
-    from bench.commands import sanitize
-
-    assert sanitize.main() == 2
-    assert "needs a GPU" in capsys.readouterr().err
+def test_sanitize_without_a_gpu():
+    result = CliRunner().invoke(app, ["sanitize"])
+    assert result.exit_code == 2
+    assert "needs a GPU" in result.stderr
