@@ -93,8 +93,8 @@ def quantize_fp8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize_mxfp4(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise (B, M, N), N a multiple of 32, to mxfp4 with aiter's quantiser.
 
-    Returns (B, M, N / 2) fp4x2 (low nibble = even index) and the E8M0 scales, one a block of 32: (B × M, N / 32), or
-    padded in both dimensions where aiter's version does so.
+    Returns (B, M, N / 2) fp4x2 (low nibble = even index) and the E8M0 scales, one per block of 32: (B × M, N / 32),
+    or padded in both dimensions where aiter's version does so.
     """
     rows = tensor.flatten(0, 1)
     # Whole multiples of 256 rows, so that an aiter that pads the scales' rows pads the last part only.
@@ -249,12 +249,12 @@ def check_implementation(data: input_t, output: output_t) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Precision:
-    """A way to read the inputs, and how far an exact kernel that reads them so may be off (relative L2, a sequence).
+    """A way to read the inputs, and how far an exact kernel that reads them so may be off (relative L2 per sequence).
 
     cache: the kv_data entry that is read. q_cast: how q is rounded, "none", "unit" (fp8 with scale 1) or "tensor" (fp8
-    with a scale a tensor). kernel_budget: gate A. format_budget: gate B. The budgets come from simulation over lengths
-    1 … 8192 (worst seen, A: 0.0023, and 0.024 with fp8 probabilities; B: 0.002, 0.042, 0.058, 0.174, all at 17 … 300
-    tokens).
+    with one scale for the tensor). kernel_budget: gate A. format_budget: gate B. The budgets come from simulation over
+    lengths 1 … 8192 (worst seen, A: 0.0023, and 0.024 with fp8 probabilities; B: 0.002, 0.042, 0.058, 0.174, all at
+    17 … 300 tokens).
     """
 
     cache: str
@@ -369,8 +369,8 @@ def check_exact(
     """Hold `output` (total_q, 16, 512) to both gates, a sequence at a time.
 
     precision: one of PRECISIONS; None compares with each and takes the first that passes gate A (else the nearest).
-    standard_normal: whether the inputs are, as generate_input's; gate B's budgets hold only there, so False leaves it
-    out.
+    standard_normal: whether the inputs are standard normal, as generate_input's are; gate B's budgets hold only for
+    those, so False leaves it out.
 
     Raises ValueError for an unknown precision or an output of another shape.
     """
@@ -408,7 +408,8 @@ def check_exact(
 
 
 def relative_l2(output: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """‖output − expected‖ / ‖expected‖ a sequence: (total_q,) float32; 0 where both are zero, infinite where one is."""
+    """‖output − expected‖ / ‖expected‖ per sequence: (total_q,) float32; 0 where both are zero, infinite where only the
+    latter is."""
     distance = torch.linalg.vector_norm((output.float() - expected.float()).flatten(1), dim=1)
     norm = torch.linalg.vector_norm(expected.float().flatten(1), dim=1)
     return torch.where(distance == 0, 0.0, distance / norm)

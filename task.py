@@ -1,7 +1,7 @@
 """The task as the leaderboard states it: the types of the call and the official cases, as data.
 
 Names and values are those of amd-mixed-mla (gpu-mode/reference-kernels, problems/amd_202602/mixed-mla); the official
-eval.py imports `TestSpec` from here. What the arrays mean stands in submission.custom_kernel.
+eval.py imports `TestSpec` from here. submission.custom_kernel says what the arrays mean.
 """
 
 from typing import TypedDict, TypeVar

@@ -10,7 +10,7 @@ BYTES_PER_TOKEN = {"bf16": 1152, "fp8": 576, "mxfp4": 306}
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes a second of a device's memory, and the figure's source. names: parts of the device's name to know it by."""
+    """Bytes per second of a device's memory, and where they are from. names: parts of the name that devices report."""
 
     device: str
     bytes_per_second: float

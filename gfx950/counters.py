@@ -10,8 +10,8 @@ from gfx950.decode import Instruction
 MEMORY_BYTES_PER_S = 8e12
 CLOCK_HZ = 2.4e9
 COMPUTE_UNITS = 256
-LDS_BYTES_PER_CLOCK = 128  # a compute unit
-# Floating-point operations a second of the whole device, dense, by the wider operand of the product.
+LDS_BYTES_PER_CLOCK = 128  # per compute unit
+# Floating-point operations per second of the whole device, dense, by the wider operand of the product.
 MATRIX_FLOPS = {"f64": 78.6e12, "f32": 157.3e12, "bf16": 2.5e15, "f16": 2.5e15, "fp8": 5e15, "fp4": 10e15, "i8": 5e15}
 
 

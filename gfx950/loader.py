@@ -32,7 +32,7 @@ class Descriptor:
     """The 64-byte kernel descriptor, as far as a wave's start depends on it."""
 
     lds_size: int
-    scratch_size: int  # bytes a lane
+    scratch_size: int  # bytes per lane
     kernarg_size: int
     entry: int  # address of the first instruction
     rsrc1: int
@@ -64,7 +64,7 @@ class Descriptor:
 class CodeObject:
     """A kernel, ready to run.
 
-    lds_size is in bytes, static and dynamic together; num_waves is the waves of 64 lanes a workgroup;
+    lds_size is in bytes, static and dynamic together; num_waves is how many waves of 64 lanes a workgroup has;
     image is the file as loaded, from address `base`; assembly is the compiler's listing, where there is one.
     signature has the names of what `run` takes, in order, and their types in Triton's words, where they are known;
     defaults has the values of those that may be left out.
@@ -105,7 +105,7 @@ class CodeObject:
             for program in programs:
                 if program is not None:
                     _collect_lines(program, lines)
-        except Exception:  # elftools has many for a damaged table, without which a kernel runs as well
+        except Exception:  # elftools raises many kinds for a damaged table, and a kernel runs without one
             return {}
         return lines
 
@@ -187,7 +187,7 @@ def _parse(
         raise CodeObjectError(f"{name} starts at {descriptor.entry:#x}, outside its code: the file is damaged")
     num_waves = -(-metadata[".max_flat_workgroup_size"] // 64)
     if not 1 <= num_waves <= MAX_WAVES:
-        raise CodeObjectError(f"{name} asks for {num_waves} waves a workgroup, gfx950 has {MAX_WAVES} at most")
+        raise CodeObjectError(f"{name} asks for {num_waves} waves per workgroup, gfx950 has {MAX_WAVES} at most")
     code = CodeObject(
         name=name,
         elf=bytes(elf),
@@ -238,7 +238,7 @@ def _image(file: ELFFile) -> tuple[int, bytes]:
     """The loadable segments as one block of memory, and its first address."""
     segments = [s for s in file.iter_segments() if s["p_type"] == "PT_LOAD"]
     if not segments:
-        raise CodeObjectError("the file has nothing to load; expected a linked gfx950 code object, no .o file")
+        raise CodeObjectError("the file has nothing to load; expected a linked gfx950 code object, not an .o file")
     base = min(s["p_vaddr"] for s in segments)
     size = max(s["p_vaddr"] + s["p_memsz"] for s in segments) - base
     if size > IMAGE_LIMIT:

@@ -1,4 +1,4 @@
-"""The machine: a grid of workgroups, each a few waves with LDS, run instruction by instruction.
+"""The machine: a grid of workgroups, each of a few waves that share an LDS, run instruction by instruction.
 
 Workgroups run one after the other, the waves of a workgroup one after the other from barrier to barrier. That is one of
 the orders the hardware may choose. `order="shuffled"` draws another; with `order="lockstep"` the waves of a workgroup
@@ -77,7 +77,7 @@ class Machine:
         self._group_size = LANES * code.num_waves
         self._kernarg = self._pack_arguments(args)
         self._dispatch = self._map_dispatch_packet()
-        slots = len(self._text) // 4 + 2  # so that code which runs past its end, by two words at most, meets nothing
+        slots = len(self._text) // 4 + 2  # code that runs past its end, by two words at most, finds nothing there
         self._instructions: list[Instruction | None] = [None] * slots
         self._following = [0] * slots
         self._hits = [0] * slots
@@ -106,7 +106,7 @@ class Machine:
         return offset // 4
 
     def branch_target(self, inst: Instruction, words: int) -> int:
-        """The index of the instruction so many words after this one; the end of the code for one outside it."""
+        """The index of the instruction `words` after the end of this one; the end of the code for one outside it."""
         target, end = inst.pc // 4 + 1 + words, len(self._text) // 4
         return target if 0 <= target < end else end
 
@@ -154,7 +154,7 @@ class Machine:
         return values.get(kind)
 
     def _map_host_calls(self) -> int:
-        """Where a kernel leaves work for the host and then waits for ever, for nobody is there."""
+        """Where a kernel leaves work for the host, and would then wait for ever: no host answers."""
         data = np.zeros(HOST_CALLS_SIZE, np.uint8)
         return self.memory.add("the buffer of host calls", data, forbidden=self._host_call).base
 
@@ -228,7 +228,7 @@ class Machine:
             lds.pass_barrier()
 
     def _run_to_barrier(self, waves: list[Wave], turn: int) -> None:
-        """Run waves until each has reached a barrier or its end, in turns of so many instructions."""
+        """Run waves until each has reached a barrier or its end, in turns of `turn` instructions."""
         spent = 0
         while waves:
             waves = [wave for wave in waves if self._run_wave(wave, turn)]
@@ -265,7 +265,7 @@ class Machine:
         wave.resume = (entry - self.code.text[0]) // 4
 
     def _run_wave(self, wave: Wave, count: int) -> bool:
-        """Run so many instructions of a wave; whether it stands at neither a barrier nor its end."""
+        """Run up to `count` instructions of a wave; whether it can go on, neither at a barrier nor at its end."""
         steps, following, hits = self._steps[wave.index], self._following, self._hits
         self._wave = wave
         at = wave.resume

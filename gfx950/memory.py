@@ -228,7 +228,7 @@ class GlobalMemory:
     def report_dropped(
         self, verb: str, base: int, offsets: np.ndarray, size: int, lanes: np.ndarray, dropped: np.ndarray
     ) -> None:
-        """Report the accesses, of those at base + offsets (int64), that a range check drops and no mask meant it to."""
+        """Report those accesses at base + offsets (int64) that a range check drops though no mask asked for it."""
         if not dropped.any():
             return
         lane = np.nonzero(dropped)[0][0]
@@ -263,7 +263,7 @@ class GlobalMemory:
 
 # What an LDS byte holds.
 NEVER, WRITTEN, UNDEFINED = 0, 1, 2
-# Who touched it since the last barrier: 16 bits each, one a wave.
+# Who touched it since the last barrier: 16 bits for each deed, one per wave.
 _READ, _WROTE, _UPDATED = 0, MAX_WAVES, 2 * MAX_WAVES
 _ALL = 2**MAX_WAVES - 1
 _DEEDS = {_WROTE: "wrote", _UPDATED: "updated atomically", _READ: "read"}
@@ -386,7 +386,7 @@ class Lds:
 
     def bank_conflicts(self, addresses: np.ndarray, size: int, lanes: np.ndarray, *, atomic: bool = False) -> int:
         """Extra passes an access takes: lanes go in groups that could fill all banks once, each bank serves one dword
-        a pass, and lanes that ask for the same dword share it, but for atomic instructions."""
+        per pass, and lanes that ask for the same dword share it, except in atomic instructions."""
         key = (size, atomic, addresses.tobytes(), b"" if lanes.size == 64 else lanes.tobytes())
         if key not in self._conflicts:
             self._conflicts[key] = _count_conflicts(addresses, size, lanes, atomic)

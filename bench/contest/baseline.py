@@ -1,6 +1,7 @@
 """Split-KV decode in Triton on the bf16 cache: what a first attempt reaches, for `mla compare`.
 
-One program a (split, sequence) loads tiles of tokens once, as keys and as values; a second kernel merges the splits.
+One program per split of a sequence loads each tile of tokens once, for keys and values alike; a second kernel merges
+the splits.
 """
 
 import torch
@@ -9,13 +10,13 @@ import triton.language as tl
 
 from reference import NUM_HEADS, V_HEAD_DIM
 
-BLOCK = 64  # tokens a tile
+BLOCK = 64  # tokens per tile
 _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
 def _decode_kernel(q_ptr, kv_ptr, kv_indptr, partial_ptr, lse_ptr, scale, BLOCK: tl.constexpr, COMPUTE: tl.constexpr):
-    """Program (s, b): attention over split s of sequence b, normalised, with its log2-sum-exp2; −inf for no token."""
+    """Program (s, b): attention over split s of sequence b, normalised, with its log2-sum-exp2, −inf without tokens."""
     split, batch, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     first = tl.load(kv_indptr + batch).to(tl.int64)
     end = tl.load(kv_indptr + batch + 1).to(tl.int64)
@@ -51,7 +52,7 @@ def _decode_kernel(q_ptr, kv_ptr, kv_indptr, partial_ptr, lse_ptr, scale, BLOCK:
 
 @triton.jit
 def _merge_kernel(partial_ptr, lse_ptr, out_ptr, splits, PARTS: tl.constexpr):
-    """Program (h, b): the splits of head h of sequence b, weighted by their lse; zeros where none had a token."""
+    """Program (h, b): the splits of head h of sequence b, weighted by their lse; zeros where none had tokens."""
     head, batch = tl.program_id(0), tl.program_id(1)
     parts, dims = tl.arange(0, PARTS), tl.arange(0, 512)
     rows = (batch.to(tl.int64) * splits + parts) * 16 + head
@@ -65,15 +66,15 @@ def _merge_kernel(partial_ptr, lse_ptr, out_ptr, splits, PARTS: tl.constexpr):
 
 
 def splits_for(batch_size: int, kv_seq_len: int, processors: int) -> int:
-    """As many splits as fill the machine once, of a tile or more each: a program's tiles fill its processor's shared
-    memory."""
+    """As many splits as fill the machine once, each of one tile or more. A processor runs one program at a time, whose
+    tiles fill its shared memory."""
     return max(1, min(processors // batch_size, -(-kv_seq_len // BLOCK)))
 
 
 def decode(q: torch.Tensor, kv: torch.Tensor, kv_indptr: torch.Tensor, sm_scale: float, splits: int) -> torch.Tensor:
-    """Attention of q (batch, 16, 576) over kv (total_kv, 1, 576), both bfloat16, in `splits` parts a sequence.
+    """Attention of q (batch, 16, 576) over kv (total_kv, 1, 576), both bfloat16, in `splits` parts per sequence.
 
-    kv_indptr (batch + 1,) int32, read on the device; a sequence of no tokens gives zeros. Returns (batch, 16, 512)
+    kv_indptr (batch + 1,) int32, read on the device; a sequence without tokens gives zeros. Returns (batch, 16, 512)
     bfloat16.
     """
     batch = q.shape[0]

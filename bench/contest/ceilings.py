@@ -12,7 +12,7 @@ from bench.worker.timing import Clock
 
 _BYTES = 1 << 31
 _RUNS = 7
-_BLOCK, _BLOCKS = 4096, 16  # int32 values a load, loads a program
+_BLOCK, _BLOCKS = 4096, 16  # int32 values per load, loads per program
 
 
 @triton.jit

@@ -20,13 +20,13 @@ from task import TestSpec
 
 
 def tables_of(device: torch.device) -> tuple[str, ...]:
-    """The device's own table and those made from it: sm_90 and sm_90_mxfp4, say."""
+    """The device's own table and those named after it, such as sm_90 and sm_90_mxfp4."""
     own = table_of(device)
     return tuple(name for name in TABLES if name.startswith(own))
 
 
 def ours(args: TestSpec, tables: Sequence[str], spaces: Sequence[Space], device: torch.device) -> list[Contestant]:
-    """Of a shape: each table's plan, then each space's."""
+    """Our contestants on a shape: the plan of each table, then the plans of each space."""
     shape = args["batchsize"], args["kvseqlen"]
     found = [_of_plan(f"table {table}", plan_for(*shape, table=table), table=table) for table in tables]
     for space in spaces:
@@ -42,8 +42,8 @@ def _of_plan(name: str, plan: Plan, **options: Any) -> Contestant:
 
 
 def compiled(chosen: Sequence[peers.Peer], plans: Sequence[Plan], device: torch.device) -> list[Contestant]:
-    """Compile the peers and our plans side by side; the peers as contestants. What goes wrong shows when it is
-    called."""
+    """Compile the peers and our plans side by side, and return the peers as contestants. What fails to compile shows
+    its error when it is called."""
     with ThreadPoolExecutor(1) as pool:
         built = pool.submit(peers.build, chosen)
         with contextlib.suppress(Exception):

@@ -29,8 +29,8 @@ READ_COLUMNS = ("batch_size", "kv_seq_len", "kind", "contestant", "cache", "medi
 
 @dataclass(frozen=True)
 class Ceilings:
-    """launch_ns: an empty kernel between the clock's marks. copy, read: bytes a second of memory, a copy's counted in
-    both directions."""
+    """launch_ns: the time of an empty kernel, as the clock sees it. copy, read: bytes per second of memory; a copy's
+    bytes count in both directions."""
 
     launch_ns: float
     copy: float
@@ -38,7 +38,7 @@ class Ceilings:
 
     @property
     def bytes_per_second(self) -> float:
-        """What a floor is reckoned with: the better of the two."""
+        """The rate that floors are computed with: the better of the two."""
         return max(self.copy, self.read)
 
 
@@ -52,7 +52,7 @@ class Conditions:
     rounds: int
 
     def floor_ns(self, args: TestSpec, cache: str) -> float:
-        """What moving the cache, q and the output takes at the measured rate."""
+        """How long moving the cache, q and the output takes at the measured rate."""
         moved = traffic(args["batchsize"], args["kvseqlen"], cache).compulsory
         return moved / self.ceilings.bytes_per_second * 1e9
 
@@ -70,7 +70,7 @@ def as_csv(results: Sequence[Result], conditions: Conditions) -> str:
 
 
 def as_json(results: Sequence[Result], conditions: Conditions) -> dict[str, Any]:
-    """The same rows with all times, and what they share."""
+    """The rows of the CSV with all their times, and what the results share."""
     return {
         "environment": conditions.environment,
         "ceilings": dataclasses.asdict(conditions.ceilings),
@@ -148,8 +148,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Of a results file: its GPU, the fastest measurement of each shape and line, and the roof that was measured beside
-    them: bytes a second, and the seconds of an empty launch; None where the file does not say."""
+    """What a results file holds: its GPU, the fastest measurement of each shape and line, and the roof measured beside
+    them, in bytes per second and in seconds of an empty launch; None where the file does not say."""
 
     gpu: str
     points: list[Point]
@@ -158,8 +158,8 @@ class Measurements:
 
 
 def read_csv(path: Path) -> Measurements:
-    """Ours make up a line per cache format, each peer a line. Rows with a fault are left out. Raises UserError for a
-    file of another kind."""
+    """Our plans make one line per cache format, each peer makes one. Rows with a fault are left out. Raises UserError
+    for a file of another kind."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -195,7 +195,7 @@ def _point(row: dict[str, str], where: str) -> Point:
 
 
 def _shared(rows: list[dict[str, str]], column: str) -> float | None:
-    """A figure that all rows share, None where it is not there."""
+    """A figure that all rows share, None where the file does not have it."""
     try:
         value = float(rows[0].get(column) or "nan")
     except ValueError:

@@ -1,8 +1,8 @@
 """Other people's MLA decode kernels on the task's data, and our baseline, for `mla compare`.
 
-A peer is started once a shape, with what follows from lengths alone (schedules, workspaces, page tables); what it
-starts is bound to each new data outside the timed call (views of the cache, scales that it wants on the host); the
-call then does all that depends on q, a cast of it included.
+A peer is started once per shape, with what follows from lengths alone (schedules, workspaces, page tables). What that
+returns is bound to each round's data outside the timed call (views of the cache, scales that it wants on the host). The
+timed call then does all that depends on q, a cast included.
 """
 
 import functools
@@ -29,7 +29,8 @@ _WORKSPACE_BYTES = 128 << 20  # as FlashInfer recommends
 @dataclass(frozen=True)
 class Peer:
     """key: its name on the command line. precision: what it reads, a key of reference.PRECISIONS. module, package:
-    what is imported, and the distribution it comes in. get: how to get it. build: compiles it ahead, where it does."""
+    what is imported, and the distribution it comes in. get: how to get it. build: compiles it before its first use, for
+    those that compile at all."""
 
     key: str
     name: str
@@ -46,7 +47,7 @@ class Peer:
 
 
 def choose(keys: Sequence[str]) -> list[Peer]:
-    """The peers of those keys. Raises UserError for one that is unknown."""
+    """The peers with those keys. Raises UserError for an unknown one."""
     known = {peer.key: peer for peer in PEERS}
     for key in keys:
         if key not in known:
@@ -55,8 +56,8 @@ def choose(keys: Sequence[str]) -> list[Peer]:
 
 
 def build(peers: Sequence[Peer]) -> list[Peer]:
-    """Compile side by side those that compile when first used. One that fails is given back so that starting it raises
-    its error: it would take as long to fail again for each shape."""
+    """Compile, side by side, the peers that would compile when first used. In the place of one that fails comes a peer
+    that raises the error when started: compiling it again for each shape would take as long each time."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(_built, peers))
 
@@ -78,7 +79,8 @@ def _raise(error: Exception, data: input_t) -> Bind:
 
 
 def _flash_mla_pages(data: input_t) -> tuple[torch.Tensor, torch.Tensor]:
-    """The page table (batch, pages) and the lengths (batch,), int32. Raises ValueError where pages would be ragged."""
+    """The page table (batch, pages) and the lengths (batch,), int32. Raises ValueError where sequences would end within
+    a page."""
     config, device = data[4], data[0].device
     batch, length = config["batch_size"], config["kv_seq_len"]
     if length % _PAGE:
@@ -210,7 +212,7 @@ _GET_FLASHINFER = (
     "pip install --no-deps flashinfer-python==0.6.18.post1 apache-tvm-ffi==0.1.15.post2, and einops, tabulate, "
     "cuda-bindings, ninja; it compiles with nvcc when first used"
 )
-YARDSTICK = "FlashMLA fp8"  # the fastest of them, which all are compared with
+YARDSTICK = "FlashMLA fp8"  # the fastest of them, with which the others are compared
 
 PEERS = (
     Peer(

@@ -1,8 +1,8 @@
 """Plans of our own kernels as text: spaces of them on the command line, one in a few words, one as Python source.
 
-A space is what is written for a plan, with alternatives between slashes: "fp8,splits=8/16,block=64,merge=last/kernel".
-The names are the cache format, `runner` ("fused", or "wgmma" on sm_90), `splits`, and the fields of submission.Tile.
-What is not named has its default, which is "fused", and of Tile's fields the runner's; splits are tried automatically.
+A space is written as a plan is, with slashes between alternatives: "fp8,splits=8/16,block=64,merge=last/kernel". First
+comes the cache format; the names are `runner` ("fused", or "wgmma" on sm_90), `splits`, and the fields of
+submission.Tile. What is not named has its default: "fused", automatic splits, and the runner's own tile.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from submission import FUSED_PRECISIONS, MAX_FUSED_SPLITS, RUNNERS, FusedRunner,
 AUTO = "auto"
 _DEFAULT_RUNNER = "fused"
 _FIELDS = {field.name: field for field in dataclasses.fields(Tile) if field.name != "cache"}
-_WAVES = 8  # as many programs a processor are tried at the most
+_WAVES = 8  # the most programs per processor that are tried
 
 
 def is_fused(plan: Plan) -> bool:
-    """Whether our own kernels carry it out, whose launches are known."""
+    """Whether our own kernels run it, so that its launches are known."""
     return isinstance(runner_of(plan), FusedRunner)
 
 
@@ -36,7 +36,7 @@ class Space:
     splits: tuple[int | str, ...]
 
     def plans(self, batch_size: int, kv_seq_len: int, processors: int) -> list[Plan]:
-        """For a shape, on a GPU of so many processors. With one split, which nobody merges, one `merge` is enough."""
+        """For a shape, on a GPU of that many processors. One split is not merged, so one `merge` is tried with it."""
         found: dict[object, Plan] = {}
         for runner, tile in self.variants:
             for splits in self._numbers(batch_size, kv_seq_len, processors, tile.block):
@@ -57,7 +57,7 @@ def _unmerged(tile: Tile) -> Tile:
 
 
 def _automatic_splits(batch_size: int, kv_seq_len: int, processors: int, block: int) -> list[int]:
-    """Powers of two, and what fills the machine once, twice and three times; a tile or more each."""
+    """Powers of two, and the numbers that fill the machine once, twice and three times; at least one tile per split."""
     most = max(1, min(-(-kv_seq_len // block), MAX_FUSED_SPLITS, _WAVES * processors // batch_size))
     powers = [1 << i for i in range(most.bit_length())]
     waves = [wave * processors // batch_size for wave in (1, 2, 3)]
@@ -74,7 +74,7 @@ def parse_space(text: str) -> Space:
         known = ("runner", "splits", *_FIELDS)
         if not equals or name not in known or any(s.startswith(f"{name}=") for s in settings[:i]):
             raise UserError(
-                f"--plans {text!r}: {setting!r} is not NAME=VALUE, once a name, with a NAME of {', '.join(known)}; "
+                f"--plans {text!r}: {setting!r} is not NAME=VALUE, each name once, with a NAME of {', '.join(known)}; "
                 "such as fp8,splits=8/16,merge=last/kernel"
             )
         choices[name] = [_value(text, name, value) for value in values.split("/")]
@@ -93,7 +93,7 @@ def _tiles(text: str, name: str, choices: Mapping[str, list]) -> Iterator[Tile]:
                 f"--plans {text!r}: {field} must be one of {', '.join(map(str, allowed[field]))} for the runner "
                 f"{name}, got {wrong[0]!r}"
             )
-    # A default that this runner does not take gives way to what it does.
+    # A default that this runner does not take is replaced by its first choice.
     defaults = {
         field: (f.default if f.default in allowed[field] else allowed[field][0]) for field, f in _FIELDS.items()
     }
@@ -111,7 +111,7 @@ def _caches(text: str, values: str) -> list[str]:
 
 
 def _value(text: str, name: str, value: str) -> int | str:
-    """A number of splits or AUTO; a runner of our own kernels; else in the type of the field's default."""
+    """A number of splits or AUTO; one of our own runners; or a value of the type that the field's default has."""
     if name == "splits":
         return value if value == AUTO else _number(text, name, value, least=1)
     if name == "runner":

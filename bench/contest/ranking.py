@@ -7,7 +7,7 @@ from bench.contest.rounds import OURS, Result
 
 
 def rank(result: Result) -> float:
-    """The smaller, the better: the time, if it counts."""
+    """The smaller, the better: the time, infinite where it does not count."""
     return math.inf if result.fault else result.median_ns
 
 
@@ -22,7 +22,7 @@ def best(results: Sequence[Result]) -> dict[tuple[str, tuple[int, int]], Result]
 
 
 def failures(results: Sequence[Result]) -> list[Result]:
-    """Of ours, what was wrong or did not run; of a space's plans that did not run only where none of them was right."""
+    """Our results that were wrong or did not run. A space's plans that did not run count only where none was right."""
     right = {(r.shape, r.contestant.name) for r in results if r.fault is None}
     return [
         r

@@ -1,7 +1,8 @@
 """One shape of `mla compare`: several contestants called in turn on the same fresh data, timed and checked.
 
-Each round draws new data and calls every contestant once, from another one on: what changes on the machine meanwhile
-changes for all. The first round is not timed; it is checked, and so is the last.
+Each round draws new data and calls every contestant once, starting with another one than the round before, so that
+whatever changes on the machine changes for all. The first round is not timed. Its outputs are checked, and the last
+round's.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +26,10 @@ Report = Callable[[str, float | None], None]
 class Contestant:
     """What is timed on a shape.
 
-    name: the row it belongs to, the same for all shapes (of a space of plans, all its plans' row). kind: OURS or PEER.
+    name: its row in the table of results, the same for all shapes; the plans of a space share one. kind: OURS or PEER.
     precision: what it reads, a key of PRECISIONS. version: of the package it comes in. start: see peers.py. plan,
-    table: of ours, and the table that named it. may_fail: one of a space of plans, some of which cannot run.
+    table: for one of ours, its plan and the table that names it. may_fail: whether it is one of a space of plans, some
+    of which cannot run.
     """
 
     name: str
@@ -71,8 +73,8 @@ class Result:
 
     @property
     def fault(self) -> str | None:
-        """Why its time does not count: its error, or a gate that it missed. Peers are held to gate B alone: how they
-        round on the way is theirs."""
+        """Why its time does not count: its error, or a gate that it missed. Peers are held to gate B alone, since how
+        they round on the way is their own choice."""
         if self.error:
             return self.error
         budget = PRECISIONS[self.contestant.precision]
@@ -91,13 +93,14 @@ def hold(
     device: torch.device,
     report: Report,
 ) -> list[Result]:
-    """Time `rounds` calls of each on a shape, in their order. What one raises is in its result and ends only itself."""
+    """Time `rounds` calls of each contestant on a shape; one result for each, in their order. What a contestant raises
+    is kept in its result, and ends its part alone."""
     entrants = [_Entrant(contestant, args) for contestant in contestants]
     for number in range(rounds + 1):
         report("drawing data and timing", number / (rounds + 1))
         try:
             data = generate_input(**{**args, "seed": args["seed"] + number * SEED_STEP}, device=device)
-        except Exception as error:  # no contestant's fault, or of one that broke the device
+        except Exception as error:  # nobody's fault, or that of a contestant that broke the device
             for entrant in entrants:
                 entrant.fail(error, "drawing the data: ")
             break
@@ -117,7 +120,7 @@ def hold(
 
 
 class _Entrant:
-    """A contestant on the field."""
+    """A contestant that takes part: what it has started, and its result so far."""
 
     def __init__(self, contestant: Contestant, args: TestSpec):
         self.result = Result(args, contestant)
@@ -148,7 +151,7 @@ class _Entrant:
         return output
 
     def judge(self, output: output_t, read: torch.Tensor, truth: torch.Tensor) -> None:
-        """Keep the worse of what was seen and this."""
+        """Let the output count: the result keeps the largest errors seen."""
         try:
             if output.shape != truth.shape:
                 raise ValueError(f"the output has shape {tuple(output.shape)}, expected {tuple(truth.shape)}")

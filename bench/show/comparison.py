@@ -82,7 +82,7 @@ def _geomean_us(results: Sequence[Result]) -> float:
 
 
 def _fault_lines(results: Sequence[Result]) -> list[str]:
-    """A line per fault; those of a space's plans together where they are the same."""
+    """A line per fault; a fault that several plans of a space share has one line."""
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for r in results:
         if r.fault:
@@ -114,7 +114,7 @@ def print_fastest_plans(out: Console, cases: Sequence[TestSpec], results: Sequen
 
 
 def _table_source(ours: Sequence[Result]) -> str:
-    """The first of each shape, as entries of a table in submission.py."""
+    """The fastest plan of each shape, as entries of a table in submission.py."""
     fastest: dict[tuple[int, int], Result] = {}
     for result in ours:
         fastest.setdefault(result.shape, result)

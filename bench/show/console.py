@@ -20,8 +20,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def new_table(*columns: str | Column) -> Table:
-    """An empty table. A name makes a column that is never cut: the first to the left, others to the right, as numbers
-    are; a Column is taken as it is."""
+    """An empty table. A name makes a column that is never cut: the first is aligned to the left, the others to the
+    right, as numbers are. A Column is taken as it is."""
     headed = [
         column if isinstance(column, Column) else Column(column, justify="right" if i else "left", no_wrap=True)
         for i, column in enumerate(columns)
@@ -36,7 +36,7 @@ def print_header(out: Console, title: str, facts: dict[str, str]) -> None:
 
 
 def print_line(out: Console, text: str, style: str = "") -> None:
-    """A line that is never wrapped, and in which brackets are brackets."""
+    """Print a line without wrapping it or taking brackets for markup."""
     out.print(Text(text, style=style), soft_wrap=True)
 
 

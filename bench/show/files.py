@@ -1,4 +1,4 @@
-"""Result files: whether one can be written, told before any work; then whole or not at all."""
+"""Result files: before any work it is known whether one can be written; then it is written whole or not at all."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The roofline: each shape's measured bandwidth beside the roof of memory and of a launch."""
+"""The roofline: each shape's measured bandwidth under the roof that memory and a launch set."""
 
 import io
 import itertools
@@ -23,7 +23,7 @@ def roofline(measured: Measurements, suffix: str) -> bytes:
     axes = figure.add_subplot(xscale="log", yscale="log")
     _draw_lines(axes, measured)
     _draw_roof(axes, measured)
-    axes.set(xlabel="bytes that must move (cache, q, output)", ylabel="bytes a second")
+    axes.set(xlabel="bytes that must move (cache, q, output)", ylabel="bytes per second")
     axes.set(title=f"MLA decode on {measured.gpu}")
     axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend(fontsize=8)
@@ -45,7 +45,7 @@ def _draw_lines(axes: Axes, measured: Measurements) -> None:
 
 
 def _draw_roof(axes: Axes, measured: Measurements) -> None:
-    """The least of memory's bandwidth and of what one launch's time allows, where both are known."""
+    """The lower of memory's bandwidth and of what the time of one launch allows, as far as they are known."""
     known = bandwidth_of(measured.gpu)
     rate = measured.rate or (known and known.bytes_per_second)
     launch = measured.launch or (known and _LAUNCH_SECONDS.get(known.device))

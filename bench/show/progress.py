@@ -1,4 +1,4 @@
-"""What is being done right now: bars on a terminal, two lines a case in a log."""
+"""What is being done right now: bars on a terminal, two lines per case in a log."""
 
 import time
 from collections.abc import Iterator

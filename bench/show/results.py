@@ -147,7 +147,7 @@ def _official_cell(result: CaseResult) -> Text:
 
 
 def _exact_cell(verdict: ExactVerdict | None, declared: bool) -> Text:
-    """A failed verdict on a file that names no precision is of the nearest one: a guess."""
+    """Where a file names no precision, a failed verdict is about the nearest one, which is a guess."""
     if verdict is None:
         return Text("–")
     return _verdict_cell(verdict.ok, verdict.precision if verdict.ok or declared else f"({verdict.precision}?)")
@@ -170,7 +170,7 @@ def _timed_text(result: CaseResult) -> str:
 
 
 def rows_as_json(rows: Sequence[Row], bandwidth: Bandwidth | None) -> list[dict[str, Any]]:
-    """One object a case, the fields of TestSpec, PlanInfo and CaseResult by their names."""
+    """One object per case, with the fields of TestSpec, PlanInfo and CaseResult by their names."""
     return [
         {
             **row.args,

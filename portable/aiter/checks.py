@@ -20,7 +20,7 @@ _CACHE_BYTES = (1 << 32) - 16
 
 
 def need_tensors(where: str, **tensors: object) -> None:
-    """Raises TypeError for an argument that is no tensor."""
+    """Raises TypeError for an argument that is not a tensor."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{where}: {name} must be a tensor, got {_kind(tensor)}")
@@ -179,7 +179,7 @@ def check_entries(kv_bounds: Sequence[int], kv_indices: torch.Tensor) -> None:
 
 
 def check_last_pages(lens: Sequence[int], page_size: int) -> None:
-    """Raises ValueError for a last page that holds no token, or more than a page."""
+    """Raises ValueError for a last page without tokens, or with more than fit in a page."""
     for b, length in enumerate(lens):
         if not 1 <= length <= page_size:
             raise ValueError(
@@ -198,7 +198,7 @@ def check_rows(q: torch.Tensor, o: torch.Tensor, needed: int) -> None:
 
 
 def check_pages(kv_buffer: torch.Tensor, lowest: int, highest: int) -> None:
-    """Raises ValueError for a page that kv_buffer has not, or that lies where the kernels' offsets do not reach."""
+    """Raises ValueError for a page that kv_buffer does not have, or that the kernels' offsets do not reach."""
     pages, row_bytes = kv_buffer.shape[0], kv_buffer.shape[3] * kv_buffer.element_size()
     if lowest < 0 or highest >= pages:
         raise ValueError(
@@ -208,8 +208,8 @@ def check_pages(kv_buffer: torch.Tensor, lowest: int, highest: int) -> None:
     stride = kv_buffer.stride(0) * kv_buffer.element_size()
     if highest * stride + row_bytes > _CACHE_BYTES or max(highest, stride) >= _PAGE_NUMBERS:
         raise ValueError(
-            f"mla_decode_fwd: page {highest}, {stride} bytes a page, lies past what the kernels address: offsets from "
-            f"the start of kv_buffer wrap at 4 GiB, page numbers and strides at 2^24. Split the batch over smaller "
+            f"mla_decode_fwd: page {highest}, {stride} bytes per page, lies past what the kernels address: offsets "
+            "from the start of kv_buffer wrap at 4 GiB, page numbers and strides at 2^24. Split the batch over smaller "
             "caches, or keep the cache in a smaller format"
         )
 
@@ -291,7 +291,7 @@ def check_works(
 def check_reduce(
     spans: Sequence[int], final_map: Sequence[Sequence[int]], partial_map: Sequence[int], rows: int
 ) -> None:
-    """Raises ValueError for a tile that merges parts, or writes a row, that are not there.
+    """Raises ValueError for a tile that merges parts, or writes a row, that do not exist.
 
     spans: reduce_indptr. rows: of o. A tile of one part or none is skipped.
     """

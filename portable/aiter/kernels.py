@@ -1,4 +1,4 @@
-"""What the gfx950 decode kernels compute: float32 torch, with a kernel's own rounding points.
+"""What the gfx950 decode kernels compute: float32 torch, with each kernel's own rounding points.
 
 Read from the code objects that aiter ships for 16 heads and one query token (contest pin f3be04a1, hsa/gfx950/mla).
 Run instruction by instruction in an emulator, each agrees with `attend` to a relative L2 of 1e-5.

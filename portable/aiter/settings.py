@@ -23,7 +23,7 @@ class Settings:
 
     @contextlib.contextmanager
     def using(self, **changes: int | bool) -> Iterator[None]:
-        """Apply `changes` inside a with block. Raises AttributeError for a name that is no setting."""
+        """Apply `changes` inside a with block. Raises AttributeError for a name that is not a setting."""
         for name in changes:
             getattr(self, name)
         before = {name: getattr(self, name) for name in changes}

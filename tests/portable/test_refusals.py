@@ -160,7 +160,7 @@ def test_pages_past_4_gib_are_refused(dtype, page_bytes):
     last = (2**32 - 16 - page_bytes) // page_bytes
     cache = torch.empty(last + 2, 1, 1, 576, dtype=dtype, device="meta")
     aiter.checks.check_pages(cache, 0, last)
-    with pytest.raises(ValueError, match=rf"page {last + 1}, {page_bytes} bytes a page, lies past .* wrap at 4 GiB"):
+    with pytest.raises(ValueError, match=rf"page {last + 1}, {page_bytes} bytes per page, lies past .* wrap at 4 GiB"):
         aiter.checks.check_pages(cache, 0, last + 1)
     far_apart = torch.empty(2, 1 << 24, dtype=dtype, device="meta")[:, None, None, :576]
     with pytest.raises(ValueError, match="strides at 2"):
