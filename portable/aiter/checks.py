@@ -150,12 +150,9 @@ def check_bounds(where: str, name: str, bounds: Sequence[int]) -> None:
     """Raises ValueError unless an indptr's values start at 0 or more and never fall."""
     if bounds[0] < 0:
         raise ValueError(f"{where}: {name} starts at {bounds[0]}, expected 0 or more")
-    for b, (start, end) in enumerate(itertools.pairwise(bounds)):
+    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end < start:
-            raise ValueError(
-                f"{where}: {name} falls from {start} to {end}, sequence {b} would have {end - start} entries; "
-                "expected values that never fall"
-            )
+            raise ValueError(f"{where}: {name} falls from {start} at {i} to {end}, expected values that never fall")
 
 
 def check_query_rows(where: str, name: str, bounds: Sequence[int]) -> None:
@@ -214,7 +211,7 @@ def check_pages(kv_buffer: torch.Tensor, lowest: int, highest: int) -> None:
         )
 
 
-def check_splits(num_kv_splits: object, bounds: Sequence[int], lengths: Sequence[int]) -> None:
+def check_splits(num_kv_splits: int, bounds: Sequence[int], lengths: Sequence[int]) -> None:
     """Raises ValueError where the kernel deals tokens to other splits than the reduce merges.
 
     bounds: of num_kv_splits_indptr. lengths: entries of the sequences that have a query row.

@@ -50,7 +50,7 @@ def test_lists_of_another_batch_are_refused():
 @pytest.mark.parametrize(
     ("name", "place", "value", "message"),
     [
-        ("work_indptr", (1,), -1, "work_indptr falls from 0 to -1"),
+        ("work_indptr", (1,), -1, "work_indptr falls from 0 at 0 to -1"),
         ("work_indptr", (0,), -1, "work_indptr starts at -1"),
         ("work_indptr", (slice(5, None),), 9, "work_indptr ends at 9, work_info_set has 4 rows"),
         ("work_info_set", (1, 0), 2, "of sequence 2,"),

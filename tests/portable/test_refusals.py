@@ -90,7 +90,7 @@ VALUE_ERRORS = {
     "bf16: kv_indices short": ({"kv_indices": lambda t: t[:-1]}, "ends at 500, kv_indices has 499 entries"),
     "a16w8: kv_indices short": ({"kv_indices": lambda t: t[:-1]}, "ends at 500, kv_indices has 499 entries"),
     "bf16: kv_indptr before 0": ({"kv_indptr": _int32(-3, 300, 500)}, "kv_indptr starts at -3"),
-    "bf16: a negative length": ({"kv_indptr": _int32(0, 300, 200)}, "sequence 1 would have -100 entries"),
+    "bf16: a negative length": ({"kv_indptr": _int32(0, 300, 200)}, "falls from 300 at 1 to 200"),
     "bf16: page -1": ({"kv_indices": lambda t: t.where(t != 7, -1)}, "page -1, kv_buffer has pages 0 to 499"),
     "a8w8: page 500 of 500": ({"kv_indices": lambda t: t.where(t != 7, 500)}, "page 500, kv_buffer has pages 0 to 499"),
     "bf16: rows from 1 on": ({"qo_indptr": _int32(1, 2, 3)}, r"qo_indptr\[0\] is 1, expected 0"),
