@@ -335,7 +335,7 @@ def test_ours_passes_from_the_command_line():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--check", "speed"), "unknown check 'speed', expected exact, tokens"),
+        (("--check", "speed"), "unknown check 'speed': expected one of exact, tokens"),
         (("--case", "0x5"), "expected BATCHxKV_SEQ_LEN"),
         (("--table", "v51"), "unknown table 'v51'"),
         (("nowhere.py",), "no submission at"),
