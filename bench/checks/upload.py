@@ -1,14 +1,22 @@
-"""The rules of the upload: what the server checks of a file's text before it runs it, and imports that it lacks."""
+"""upload: what the server checks of a file's text before it runs it, and imports that it lacks."""
 
 import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.checks.scope import Outcome, Scope
+from bench.worker.subject import Subject
+
 _HEADER = (("leaderboard", "amd-mixed-mla"), ("gpu", "MI355X"))
 _FORBIDDEN = "stream"
 _MOST_BYTES = 1_000_000
 _ON_THE_SERVER = {"aiter", "numpy", "task", "torch", "triton"}
+
+
+def upload_rules(subject: Subject, scope: Scope) -> Outcome:
+    size = subject.path.stat().st_size
+    return Outcome(upload_faults(subject.path), f"{size:,} bytes: size, encoding, letters, header, imports")
 
 
 def upload_faults(path: Path) -> list[str]:

@@ -45,7 +45,7 @@ def run(request: Request, out: Console, err: Console) -> bool:
     cases = _cases(request)
     if request.json:
         check_target(request.json)
-    with Worker(request.submission, request.device) as worker:
+    with Worker(request.submission, request.device, request.limit) as worker:
         setting: Setting = worker.describe(cases, request.table)
         _print_header(out, request, cases, setting)
         rows = _run_cases(request, cases, setting, worker, err)

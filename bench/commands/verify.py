@@ -1,4 +1,4 @@
-"""`mla verify`: every check of checks.py on one submission, as a table a person can read."""
+"""`mla verify`: every check of bench/checks on one submission, as a table a person can read."""
 
 import dataclasses
 import time
@@ -13,7 +13,8 @@ from rich.text import Text
 
 from bench.basics import LIMIT_SECONDS, Mode, unknown
 from bench.cases import case_of_shape, official_cases, parse_shape
-from bench.checks.checks import CHECKS, QUICK_TOKENS, Outcome, Scope
+from bench.checks.checks import CHECKS
+from bench.checks.scope import QUICK_TOKENS, Outcome, Scope
 from bench.show.console import new_table, print_header, print_line, print_verdict, print_written
 from bench.show.files import check_target, sha256, write_json
 from bench.show.progress import display

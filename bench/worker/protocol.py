@@ -4,8 +4,9 @@ How a call is made, checked and timed is session.py's and timing.py's business.
 """
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.basics import Mode
@@ -47,8 +48,7 @@ class Stats:
         runs = len(times)
         if runs < 2:
             raise ValueError(f"statistics need two times or more, got {runs}")
-        mean = math.fsum(times) / runs
-        std = math.sqrt(math.fsum((t - mean) ** 2 for t in times) / (runs - 1))
+        mean, std = statistics.fmean(times), statistics.stdev(times)
         return cls(runs, mean, std, std / math.sqrt(runs), float(min(times)), float(max(times)))
 
 
@@ -68,14 +68,6 @@ def _enough(stats: Stats, limits: Limits, elapsed_ns: float) -> bool:
         or stats.mean * stats.runs > limits.budget_ns
         or elapsed_ns > limits.wall_ns
     )
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Raises ValueError for no values or one that is not positive."""
-    values = list(values)
-    if not values or min(values) <= 0:
-        raise ValueError(f"a geometric mean needs positive values, got {values}")
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench import environment
 from bench.basics import Mode
-from bench.checks.checks import Outcome, Scope, run_check
+from bench.checks.checks import run_check
+from bench.checks.scope import Outcome, Scope
 from bench.environment import usable_device
 from bench.modules import describe_error
 from bench.worker.loading import PlanInfo, load

@@ -140,7 +140,7 @@ MUTANTS = {
     "differs from call to call": Mutant(
         RETURN,
         "    return (output * (1 + 0.003 * torch.randn(output.shape))).to(output.dtype)\n",
-        "repeat",
+        "deterministic",
         "differ by",
     ),
     "scales q in place": Mutant(
@@ -274,7 +274,7 @@ MUTANTS = {
         RIGHT_IN_FP8,
     ),
     "adds memory that nobody wrote, times zero": Mutant(
-        RETURN, "    return output + torch.empty_like(output) * 0\n", "repeat", "what unwritten memory holds"
+        RETURN, "    return output + torch.empty_like(output) * 0\n", "deterministic", "what unwritten memory holds"
     ),
     "swaps two queries in place": Mutant(
         RETURN, "    q[:2] = q[:2].flip(0)\n" + RETURN, "inputs", "1 of the input tensors were written to"

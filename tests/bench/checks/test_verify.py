@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 import submission
 from bench.basics import PROJECT_SUBMISSION
 from bench.checks.census import take_census
-from bench.checks.checks import CHECKS, HARD, MAX_LOGIT, Scope, run_check
+from bench.checks.checks import CHECKS, run_check
+from bench.checks.hard import HARD, MAX_LOGIT
 from bench.checks.needles import Needle, diagnose, edges, ends, plan_needles, with_needles
+from bench.checks.scope import Scope
 from bench.checks.upload import upload_faults
 from bench.cli import app
 from bench.worker.loading import load
@@ -362,7 +364,7 @@ def test_a_file_that_takes_its_process_down_fails_each_check(tmp_path):
 def test_a_file_that_hangs_is_ended(tmp_path):
     path = tmp_path / "hangs.py"
     path.write_text(RIGHT.replace("    return output", "    while True: pass"))
-    arguments = ("--case", "1x64", "--check", "exact", "--check", "repeat", "--check", "upload", "--limit", "3")
+    arguments = ("--case", "1x64", "--check", "exact", "--check", "deterministic", "--check", "upload", "--limit", "3")
     result = _verify(str(path), *arguments)
     assert result.exit_code == 1
     assert "no answer for 3 s while calling the submission: it was ended" in result.output
@@ -391,6 +393,6 @@ def test_waiting_for_the_gpu_is_noted(tmp_path, subject_of):
     path = tmp_path / "waits.py"
     for line, waits in (("", False), ("    output.sum().item()\n", True), ("    torch.cuda.synchronize()\n", True)):
         path.write_text(RIGHT.replace(RETURN, line + RETURN))
-        outcome = run_check("repeat", subject_of(path, "cuda:0"), SCOPE)
+        outcome = run_check("deterministic", subject_of(path, "cuda:0"), SCOPE)
         assert outcome.ok, outcome.findings
         assert ("makes the host wait for the GPU" in outcome.note) == waits

@@ -12,7 +12,7 @@ from bench import traffic as roofline
 from bench.basics import CaseFileError, Mode, UserError
 from bench.worker import timing
 from bench.worker.loading import load
-from bench.worker.protocol import TIMED, WARM_UP, Job, Limits, Stats, geometric_mean, measure
+from bench.worker.protocol import TIMED, WARM_UP, Job, Limits, Stats, measure
 from bench.worker.session import Session
 from reference import generate_input
 from task import BENCHMARKS, TESTS, TestSpec
@@ -80,13 +80,6 @@ def test_official_limits():
     assert TIMED[Mode.BENCHMARK] == Limits(1000, 50e9, 120e9)
     assert TIMED[Mode.LEADERBOARD] == Limits(100, 30e9, 120e9)
     assert {mode: limits.budget_ns for mode, limits in WARM_UP.items()} == {Mode.BENCHMARK: 1e8, Mode.LEADERBOARD: 1e7}
-
-
-def test_geometric_mean():
-    assert geometric_mean([1.0, 10.0, 100.0]) == pytest.approx(10.0)
-    for bad in ([], [1.0, 0.0], [1.0, -1.0]):
-        with pytest.raises(ValueError, match="positive"):
-            geometric_mean(bad)
 
 
 # ---- cases ----
