@@ -51,7 +51,7 @@ def _command(name: str) -> Iterator[ModuleType]:
             check_torch()
             module = importlib.import_module(f"bench.commands.{name}")
         except ImportError as error:
-            raise missing(name, error) from error
+            raise missing(f"mla {name}", error) from error
         except RuntimeError as error:  # no usable aiter on a ROCm machine
             raise UserError(str(error)) from error
         yield module

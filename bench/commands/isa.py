@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import gfx950
 import sm_90
 import submission
 from bench.basics import UserError, unknown
@@ -23,16 +24,9 @@ from bench.modules import describe_error, execute
 from bench.show.console import new_table, print_header, print_line, print_verdict
 from bench.show.files import check_target, write_json
 from bench.show.texts import bytes_text, plan_text, time_text
+from gfx950.counters import least_seconds
+from gfx950.machine import ORDERS
 from reference import generate_input
-
-try:
-    import gfx950
-    from gfx950.counters import least_seconds
-    from gfx950.machine import ORDERS
-except ImportError as problem:
-    raise RuntimeError(
-        f"`mla isa` needs the gfx950 extra ({problem}): pip install -e '.[gfx950]', on Linux and Python 3.11 or later"
-    ) from problem
 
 _GENERATED = re.compile(r"(randn|zeros|ones|empty|arange):(\w+):(\d+(?:x\d+)*)")
 _WORDS = {"True": True, "False": False, "None": None}
