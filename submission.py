@@ -486,17 +486,6 @@ def persistent_splits(batch_size: int, pages: int) -> int:
     return splits
 
 
-_PASSED = (
-    "page_size",
-    "num_kv_splits",
-    "num_kv_splits_indptr",
-    "work_meta_data",
-    "q_scale",
-    "kv_scale",
-    "intra_batch_mode",
-)
-
-
 @functools.cache
 def _aiter():
     """AMD's aiter, or whatever stands in its place on sys.path, once it is known to have what the runners call."""
@@ -510,8 +499,10 @@ def _aiter():
     try:
         import aiter.mla
 
+        passed = ["page_size", "num_kv_splits", "num_kv_splits_indptr", "work_meta_data"]
+        passed += ["q_scale", "kv_scale", "intra_batch_mode"]
         parameters = inspect.signature(aiter.mla.mla_decode_fwd).parameters
-        lacking = [name for name in _PASSED if name not in parameters]
+        lacking = [name for name in passed if name not in parameters]
         lacking += [name for name in ("get_mla_metadata_info_v1", "get_mla_metadata_v1") if not hasattr(aiter, name)]
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
@@ -524,11 +515,15 @@ def _aiter():
 
 
 # ---- Our own kernel: one Triton source for AMD, NVIDIA and Triton's interpreter ----
-
+#
+# Per head: qk, the scores of a tile's tokens, in base 2; m, the largest so far; p = 2^(qk − m), the tokens' weights; l,
+# their sum; acc, the values' weighted sum; alpha = 2^(m − m_new), by which l and acc fade when m grows. What splits
+# leave is acc / l and lse = m + log2(l). NaN stays: 0 × NaN is NaN, so it outlives whatever weight its part is given.
+#
 # LAYOUT: how the elements of a cache tile hold values: one each, two e4m3 in an int16, or four e2m1 in an int16.
 # Element c of a row holds the dims groups × c, groups × c + 1, …; what is g-th in all elements makes up group g.
-# Nothing is ever interleaved: each group has its own products and its own accumulator.
-_GROUPS = {"one": 1, "fp8 pair": 2, "fp4 quad": 4}
+# Nothing is ever interleaved: each group has its own products and its own acc. Of a row, the first 512 dims are key and
+# value; the 64 after them, rope, are key only.
 
 _jit = triton.jit if triton else lambda function: function
 constexpr = tl.constexpr if triton else None
@@ -553,7 +548,7 @@ def _fp8_group(x, GROUP: constexpr, KEYS: constexpr, PTX: constexpr, COMPUTE: co
     else:
         # The 4 exponent bits of e4m3 (bias 7) are the low ones of float16's 5 (bias 15): 2^8 makes up for it.
         byte = (x.to(tl.int32) >> (8 * GROUP)) & 0xFF
-        bits = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
+        bits = tl.where(byte & 0x7F == 0x7F, 0x7E00, ((byte & 0x80) << 8) | ((byte & 0x7F) << 7))
         return (bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(COMPUTE)
 
 
@@ -598,14 +593,14 @@ def _block_scales(scales_ptr, rows, columns, inside, COMPUTE: constexpr):
 
 
 @_jit
-def _store_groups(row_ptr, sums, factor, GROUPS: constexpr):
-    """Write (16, 512) at row_ptr: dim GROUPS × c + g is column c of the g-th of sums, times its head's factor."""
+def _store_groups(row_ptr, acc, factor, GROUPS: constexpr):
+    """Write (16, 512) at row_ptr: dim GROUPS × c + g is column c of the g-th of acc, times its head's factor."""
     if GROUPS == 1:
-        whole = sums[0]
+        whole = acc[0]
     elif GROUPS == 2:
-        whole = tl.reshape(tl.join(sums[0], sums[1]), [16, 512])
+        whole = tl.reshape(tl.join(acc[0], acc[1]), [16, 512])
     else:
-        whole = tl.reshape(tl.join(tl.join(sums[0], sums[2]), tl.join(sums[1], sums[3])), [16, 512])
+        whole = tl.reshape(tl.join(tl.join(acc[0], acc[2]), tl.join(acc[1], acc[3])), [16, 512])
     heads, dims = tl.arange(0, 16), tl.arange(0, 512)
     whole = whole * factor[:, None]
     tl.store(row_ptr + heads[:, None] * 512 + dims[None, :], whole.to(row_ptr.dtype.element_ty))
@@ -613,24 +608,24 @@ def _store_groups(row_ptr, sums, factor, GROUPS: constexpr):
 
 @_jit
 def _merge_parts(partial_ptr, lse_ptr, out_ptr, batch, splits, cache_scale):
-    """The parts of a sequence, weighted by their lse, into its output; zeros where no part had a token."""
+    """The parts of a sequence, weighted by 2^lse, into its output; zeros where no part had a token."""
     heads, dims = tl.arange(0, 16), tl.arange(0, 512)
     first = batch.to(tl.int64) * splits
-    peak = tl.full([16], float("-inf"), tl.float32)
+    m = tl.full([16], float("-inf"), tl.float32)
     for split in tl.range(0, splits, num_stages=4):
-        peak = tl.maximum(peak, tl.load(lse_ptr + (first + split) * 16 + heads))
-    peak = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.zeros([16], tl.float32)
-    sums = tl.zeros([16, 512], tl.float32)
+        m = tl.maximum(m, tl.load(lse_ptr + (first + split) * 16 + heads))
+    m = tl.where(m == float("-inf"), 0.0, m)
+    l = tl.zeros([16], tl.float32)
+    acc = tl.zeros([16, 512], tl.float32)
     for split in tl.range(0, splits, num_stages=4):
         part = first + split
-        share = tl.exp2(tl.load(lse_ptr + part * 16 + heads) - peak)
+        p = tl.exp2(tl.load(lse_ptr + part * 16 + heads) - m)
         values = tl.load(partial_ptr + part * 8192 + heads[:, None] * 512 + dims[None, :])
-        sums += values.to(tl.float32) * share[:, None]
-        total += share
-    factor = tl.where(total > 0, cache_scale / tl.maximum(total, 1e-37), 0.0)
+        acc += values.to(tl.float32) * p[:, None]
+        l += p
+    factor = tl.where(l > 0, cache_scale / tl.maximum(l, 1e-37), 0.0)
     rows = out_ptr + batch.to(tl.int64) * 8192 + heads[:, None] * 512
-    tl.store(rows + dims[None, :], (sums * factor[:, None]).to(out_ptr.dtype.element_ty))
+    tl.store(rows + dims[None, :], (acc * factor[:, None]).to(out_ptr.dtype.element_ty))
 
 
 @_jit
@@ -645,34 +640,34 @@ def _merge_kernel(
     cache_scale = tl.load(scale_ptr) if SCALED else 1.0
     if PDL:
         tl.extra.cuda.gdc_wait()
-    peak = float("-inf")
-    total = 0.0
-    sums = tl.zeros([512], tl.float32)
+    m = float("-inf")
+    l = 0.0
+    acc = tl.zeros([512], tl.float32)
     for first in range(0, splits, PARTS):
         lses = ()
         values = ()
-        new_peak = peak
+        m_new = m
         for part in tl.static_range(PARTS):
             # Beyond the last part it is read again, with no weight.
             at = row + tl.minimum(first + part, splits - 1) * 16
             lses = lses + (tl.where(first + part < splits, tl.load(lse_ptr + at), float("-inf")),)
             values = values + (tl.load(partial_ptr + at * 512 + dims),)
-            new_peak = tl.maximum(new_peak, lses[part])
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        fade = tl.exp2(peak - base)
-        sums *= fade
-        total *= fade
+            m_new = tl.maximum(m_new, lses[part])
+        base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        alpha = tl.exp2(m - base)
+        acc *= alpha
+        l *= alpha
         for part in tl.static_range(PARTS):
-            share = tl.exp2(lses[part] - base)
-            sums += values[part].to(tl.float32) * share
-            total += share
-        peak = new_peak
-    factor = tl.where(total > 0, cache_scale / tl.maximum(total, 1e-37), 0.0)
-    tl.store(out_ptr + (batch.to(tl.int64) * 16 + head) * 512 + dims, (sums * factor).to(out_ptr.dtype.element_ty))
+            p = tl.exp2(lses[part] - base)
+            acc += values[part].to(tl.float32) * p
+            l += p
+        m = m_new
+    factor = tl.where(l > 0, cache_scale / tl.maximum(l, 1e-37), 0.0)
+    tl.store(out_ptr + (batch.to(tl.int64) * 16 + head) * 512 + dims, (acc * factor).to(out_ptr.dtype.element_ty))
 
 
 @_jit
-def _queries(q_ptr, first, columns, GROUP: constexpr, GROUPS: constexpr, PAIRED: constexpr):
+def _load_query(q_ptr, first, columns, GROUP: constexpr, GROUPS: constexpr, PAIRED: constexpr):
     """The dims of q that group GROUP of a tile's elements `columns` meets, (16, columns) float32."""
     dims = columns // 2 * 4 + columns % 2 + 2 * GROUP if PAIRED else columns * GROUPS + GROUP
     return tl.load(q_ptr + tl.arange(0, 16)[:, None] * 576 + first + dims[None, :]).to(tl.float32)
@@ -691,13 +686,11 @@ def _fused_kernel(
     scale_row,
     tickets_ptr,
     LAYOUT: constexpr,
-    GROUPS: constexpr,
     SCALED: constexpr,
     BLOCK: constexpr,
     MERGE: constexpr,
     COMPUTE: constexpr,
     PTX: constexpr,
-    PDL: constexpr,
 ):
     """Program (s, b) attends to the s-th part of sequence b; with several parts it leaves a partial result and its lse.
 
@@ -710,82 +703,83 @@ def _fused_kernel(
     first = split * per_split
     count = tl.minimum(end - start - first, per_split)
 
-    WIDTH: constexpr = 512 // GROUPS  # elements of a row that are value and key; the rest, key only
-    REST: constexpr = 64 // GROUPS
-    ROW: constexpr = WIDTH + REST
+    GROUPS: constexpr = 1 if LAYOUT == "one" else 2 if LAYOUT == "fp8 pair" else 4
+    WIDTH: constexpr = 512 // GROUPS  # elements of a row that are key and value, then those that are key only
+    ROPE: constexpr = 64 // GROUPS
+    ROW: constexpr = WIDTH + ROPE
     PAIRED: constexpr = PTX and LAYOUT == "fp8 pair"
     NOTHING: constexpr = 0.0 if LAYOUT == "one" else 0
-    tokens, columns, rest = tl.arange(0, BLOCK), tl.arange(0, WIDTH), tl.arange(0, REST)
+    tokens, columns, rope_columns = tl.arange(0, BLOCK), tl.arange(0, WIDTH), tl.arange(0, ROPE)
 
     q_row = q_ptr + batch.to(tl.int64) * (16 * 576)
-    q = ()
-    q_rest = ()
+    q_loaded = ()
+    q_rope_loaded = ()
     top = tl.zeros([16], tl.float32)
     for g in tl.static_range(GROUPS):
-        q = q + (_queries(q_row, 0, columns, g, GROUPS, PAIRED),)
-        q_rest = q_rest + (_queries(q_row, 512, rest, g, GROUPS, PAIRED),)
-        top = tl.maximum(top, tl.maximum(tl.max(tl.abs(q[g]), 1), tl.max(tl.abs(q_rest[g]), 1)))
-    # A power of two a head brings q into the range of float16.
+        q_loaded = q_loaded + (_load_query(q_row, 0, columns, g, GROUPS, PAIRED),)
+        q_rope_loaded = q_rope_loaded + (_load_query(q_row, 512, rope_columns, g, GROUPS, PAIRED),)
+        top = tl.maximum(top, tl.maximum(tl.max(tl.abs(q_loaded[g]), 1), tl.max(tl.abs(q_rope_loaded[g]), 1)))
+    # A power of two per head brings q into the range of float16.
     exponent = tl.floor(tl.log2(tl.maximum(top, 1e-30)))
-    q_ready = ()
-    rest_ready = ()
+    q = ()
+    q_rope = ()
     for g in tl.static_range(GROUPS):
-        q_ready = q_ready + ((q[g] * tl.exp2(-exponent)[:, None]).to(COMPUTE),)
-        rest_ready = rest_ready + ((q_rest[g] * tl.exp2(-exponent)[:, None]).to(COMPUTE),)
+        q = q + ((q_loaded[g] * tl.exp2(-exponent)[:, None]).to(COMPUTE),)
+        q_rope = q_rope + ((q_rope_loaded[g] * tl.exp2(-exponent)[:, None]).to(COMPUTE),)
     cache_scale = tl.load(scale_ptr) if SCALED else 1.0
-    to_log2 = sm_scale * 1.4426950408889634 * cache_scale * tl.exp2(exponent)
+    qk_scale = sm_scale * 1.4426950408889634 * cache_scale * tl.exp2(exponent)
 
     tile_ptr = cache_ptr + (start + first).to(tl.int64) * ROW
     offsets = tokens[:, None] * ROW + columns[None, :]
-    rest_offsets = tokens[:, None] * ROW + WIDTH + rest[None, :]
+    rope_offsets = tokens[:, None] * ROW + WIDTH + rope_columns[None, :]
     scales_ptr = scale_ptr + (start + first).to(tl.int64) * scale_row
-    peak = tl.full([16], float("-inf"), tl.float32)
-    total = tl.zeros([16, BLOCK], tl.float32)  # a column of tokens each, summed after the loop
-    sums = ()
+    m = tl.full([16], float("-inf"), tl.float32)
+    l = tl.zeros([16, BLOCK], tl.float32)  # a column of tokens each, summed after the loop
+    acc = ()
     for _ in tl.static_range(GROUPS):
-        sums = sums + (tl.zeros([16, WIDTH], tl.float32),)
+        acc = acc + (tl.zeros([16, WIDTH], tl.float32),)
 
     for at in range(0, count, BLOCK):
         inside = (tokens < count - at)[:, None]
-        tile = tl.load(tile_ptr + offsets, mask=inside, other=NOTHING)
-        tile_rest = tl.load(tile_ptr + rest_offsets, mask=inside, other=NOTHING)
+        kv = tl.load(tile_ptr + offsets, mask=inside, other=NOTHING)
+        rope = tl.load(tile_ptr + rope_offsets, mask=inside, other=NOTHING)
         tile_ptr += BLOCK * ROW
         scales = 1.0
-        scales_rest = 1.0
+        rope_scales = 1.0
         if LAYOUT == "fp4 quad":
             scales = _block_scales(scales_ptr, tokens * scale_row, columns, inside, COMPUTE)
-            scales_rest = _block_scales(scales_ptr + 16, tokens * scale_row, rest, inside, COMPUTE)
+            rope_scales = _block_scales(scales_ptr + 16, tokens * scale_row, rope_columns, inside, COMPUTE)
             scales_ptr += BLOCK * scale_row
-        # A product for each group and one for the rest: chains that do not wait for each other.
-        scores = tl.zeros([16, BLOCK], tl.float32)
+        # A product for each group and one for rope: chains that do not wait for each other.
+        qk = tl.zeros([16, BLOCK], tl.float32)
         for g in tl.static_range(GROUPS):
-            keys = _group(tile, scales, g, LAYOUT, True, PTX, COMPUTE)
-            keys_rest = _group(tile_rest, scales_rest, g, LAYOUT, True, PTX, COMPUTE)
-            chain = tl.dot(q_ready[g], keys, input_precision="ieee")
-            scores += tl.dot(rest_ready[g], keys_rest, chain, input_precision="ieee")
-        scores = tl.where((tokens < count - at)[None, :], scores * to_log2[:, None], float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        fade = tl.exp2(peak - new_peak)
-        probabilities = tl.exp2(scores - new_peak[:, None])
-        total = total * fade[:, None] + probabilities
-        peak = new_peak
-        weights = probabilities.to(COMPUTE)
-        faded = ()
+            k = _group(kv, scales, g, LAYOUT, True, PTX, COMPUTE)
+            k_rope = _group(rope, rope_scales, g, LAYOUT, True, PTX, COMPUTE)
+            chain = tl.dot(q[g], k, input_precision="ieee")
+            qk += tl.dot(q_rope[g], k_rope, chain, input_precision="ieee")
+        qk = tl.where((tokens < count - at)[None, :], qk * qk_scale[:, None], float("-inf"))
+        m_new = tl.maximum(m, tl.max(qk, 1))
+        alpha = tl.exp2(m - m_new)
+        p = tl.exp2(qk - m_new[:, None])
+        l = l * alpha[:, None] + p
+        m = m_new
+        p = p.to(COMPUTE)
+        acc_new = ()
         for g in tl.static_range(GROUPS):
-            values = _group(tile, scales, g, LAYOUT, False, PTX, COMPUTE)
-            faded = faded + (tl.dot(weights, values, sums[g] * fade[:, None], input_precision="ieee"),)
-        sums = faded
+            v = _group(kv, scales, g, LAYOUT, False, PTX, COMPUTE)
+            acc_new = acc_new + (tl.dot(p, v, acc[g] * alpha[:, None], input_precision="ieee"),)
+        acc = acc_new
 
-    if PDL:
+    if PTX and MERGE == "kernel":
         tl.extra.cuda.gdc_launch_dependents()
-    total = tl.sum(total, 1)
-    share = tl.where(total > 0, 1.0 / tl.maximum(total, 1e-37), 0.0)
+    l = tl.sum(l, 1)
+    factor = tl.where(l > 0, 1.0 / tl.maximum(l, 1e-37), 0.0)
     if MERGE == "none":
-        _store_groups(out_ptr + batch.to(tl.int64) * 8192, sums, share * cache_scale, GROUPS)
+        _store_groups(out_ptr + batch.to(tl.int64) * 8192, acc, factor * cache_scale, GROUPS)
     else:
         part = batch.to(tl.int64) * splits + split
-        _store_groups(partial_ptr + part * 8192, sums, share, GROUPS)
-        lse = tl.where(total > 0, peak + tl.log2(tl.maximum(total, 1e-37)), float("-inf"))
+        _store_groups(partial_ptr + part * 8192, acc, factor, GROUPS)
+        lse = tl.where(l > 0, m + tl.log2(tl.maximum(l, 1e-37)), float("-inf"))
         tl.store(lse_ptr + part * 16 + tl.arange(0, 16), lse)
     if MERGE == "last":
         tl.debug_barrier()
@@ -865,116 +859,77 @@ class FusedRunner(Runner):
 
         Raises RuntimeError where they cannot run.
         """
-        return _triton_target(device)
+        if triton is None:
+            raise RuntimeError("the fused runner needs Triton: pip install triton, or choose another plan")
+        if device.type == "cuda":
+            return "amd" if torch.version.hip else "nvidia"
+        if isinstance(_fused_kernel, triton.JITFunction):
+            raise RuntimeError(
+                f"the fused runner is a Triton kernel and q is on {device}: use a GPU, or have it interpreted, by "
+                "setting TRITON_INTERPRET=1 before the start"
+            )
+        return "interpreter"
 
     def ready(self, device: torch.device) -> None:
         self.target(device)
 
     def run(self, problem: Problem, plan: Plan, output: torch.Tensor) -> None:
-        device = problem.q.device
-        cache, scale = {
-            "bf16": (problem.kv_bf16, _unit_scale(device)),
-            "fp8": (problem.kv_fp8, problem.kv_scale),
-            "mxfp4": (problem.kv_mxfp4, problem.kv_mxfp4_scales),
-        }[plan.tile.cache]
-        tickets, target = _tickets(problem.batch_size, device), self.target(device)
-        for launch in self.launches(
-            problem.q, cache, scale, problem.kv_indptr, problem.sm_scale, plan, output, tickets, target
-        ):
+        for launch in self.launches(problem, plan, output, self.target(problem.q.device)):
             launch.start()
 
-    def launches(
-        self,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        scale: torch.Tensor,
-        kv_indptr: torch.Tensor,
-        sm_scale: float,
-        plan: Plan,
-        output: torch.Tensor,
-        tickets: torch.Tensor,
-        target: str,
-    ) -> list[Launch]:
-        """What is launched, in order, for sequences of any lengths, 0 included (their output is zeros).
-
-        q (batch, 16, 576) bfloat16; cache: all sequences' rows one after the other, (total_kv, 1, 576) bfloat16 or
-        float8_e4m3fn, or (total_kv, 1, 288) bytes of fp4, as plan.tile.cache says; scale: (1,) float32 for fp8, for
-        mxfp4 the E8M0 codes (total_kv or more, 18 or more), else any; kv_indptr (batch + 1,) int32, read on the device
-        only; output (batch, 16, 512) of any floating type; tickets (batch,) int32, zero before and after; target as
-        `target` gives it.
-        """
-        splits, batch, scaled, scale_row = plan.num_splits, q.shape[0], plan.tile.cache == "fp8", 0
-        if plan.tile.cache == "mxfp4":
+    def launches(self, problem: Problem, plan: Plan, output: torch.Tensor, target: str) -> list[Launch]:
+        """What is launched, in order, for sequences of any lengths, 0 included (their output is zeros): kv_indptr is
+        read on the device alone, kv_seq_len not at all. Of the caches only the plan's is used. output (batch_size, 16,
+        512) of any floating type; target as `target` gives it."""
+        q, splits = problem.q, plan.num_splits
+        cache, scale, scale_row = problem.kv_bf16, _unit_scale(q.device), 0
+        if plan.tile.cache == "fp8":
+            cache, scale = problem.kv_fp8, problem.kv_scale
+            cache = cache if target == "amd" else cache.view(torch.int16)
+        elif plan.tile.cache == "mxfp4":
+            cache, scale = problem.kv_mxfp4.view(torch.uint8).view(torch.int16), problem.kv_mxfp4_scales
             scale, scale_row = scale.view(torch.uint8), scale.stride(0)
-            cache = cache.view(torch.uint8).view(torch.int16)
-        elif scaled and target != "amd":
-            cache = cache.view(torch.int16)
-        parts = 0 if splits == 1 else batch * splits * NUM_HEADS
+        parts = 0 if splits == 1 else problem.batch_size * splits * NUM_HEADS
         partial = q.new_empty(parts * V_HEAD_DIM, dtype=self.partial_dtype(plan))
         lse = q.new_empty(parts, dtype=torch.float32)
         shared = {
             "scale_ptr": scale,
-            "kv_indptr": kv_indptr,
+            "kv_indptr": problem.kv_indptr,
             "partial_ptr": partial,
             "lse_ptr": lse,
             "out_ptr": output,
-            "sm_scale": sm_scale,
+            "sm_scale": problem.sm_scale,
             "scale_row": scale_row,
         }
-        decode = self.decode(q, cache, shared, tickets, plan, target)
+        decode = self.decode(problem, plan, target, cache, shared)
         if splits == 1 or plan.tile.merge != "kernel":
             return [decode]
-        overlap = target == "nvidia"
+        scaled, overlap = plan.tile.cache == "fp8", target == "nvidia"
         merge = Launch(
             _merge_kernel,
-            (NUM_HEADS, batch),
+            (NUM_HEADS, problem.batch_size),
             {"partial_ptr": partial, "lse_ptr": lse, "scale_ptr": scale, "out_ptr": output, "splits": splits},
             {"PARTS": min(_MERGED_AT_ONCE, 1 << (splits - 1).bit_length()), "SCALED": scaled, "PDL": overlap},
             {"num_warps": 4} | ({"launch_pdl": True} if overlap else {}),
         )
         return [decode, merge]
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        shared: dict[str, object],
-        tickets: torch.Tensor,
-        plan: Plan,
-        target: str,
-    ) -> Launch:
-        """The first launch. cache: as the kernel reads it, bytes in pairs as int16; shared: arguments by name."""
+    def decode(self, problem: Problem, plan: Plan, target: str, cache: torch.Tensor, shared: dict) -> Launch:
+        """The first launch. cache: the plan's, where bytes are read in pairs as int16; shared: arguments by name."""
         tile, splits = plan.tile, plan.num_splits
         layout = "fp4 quad" if tile.cache == "mxfp4" else "fp8 pair" if cache.dtype == torch.int16 else "one"
-        compute = tl.float32 if target == "interpreter" else tl.float16 if layout == "fp8 pair" else tl.bfloat16
-        merge = "none" if splits == 1 else tile.merge
         constants = {
             "LAYOUT": layout,
-            "GROUPS": _GROUPS[layout],
             "SCALED": tile.cache == "fp8",
             "BLOCK": tile.block,
-            "MERGE": merge,
-            "COMPUTE": compute,
+            "MERGE": "none" if splits == 1 else tile.merge,
+            "COMPUTE": tl.float32 if target == "interpreter" else tl.float16 if layout == "fp8 pair" else tl.bfloat16,
             "PTX": target == "nvidia",
-            "PDL": target == "nvidia" and merge == "kernel",
         }
-        arguments = {"q_ptr": q, "cache_ptr": cache, **shared, "tickets_ptr": tickets}
+        tickets = _tickets(problem.batch_size, problem.q.device)
+        arguments = {"q_ptr": problem.q, "cache_ptr": cache, **shared, "tickets_ptr": tickets}
         options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        return Launch(_fused_kernel, (splits, q.shape[0]), arguments, constants, options)
-
-
-@functools.lru_cache(maxsize=64)
-def _triton_target(device: torch.device) -> str:
-    if triton is None:
-        raise RuntimeError("the fused runner needs Triton: pip install triton, or choose another plan")
-    if device.type == "cuda":
-        return "amd" if torch.version.hip else "nvidia"
-    if isinstance(_fused_kernel, triton.JITFunction):
-        raise RuntimeError(
-            f"the fused runner is a Triton kernel and q is on {device}: use a GPU, or have it interpreted, by setting "
-            "TRITON_INTERPRET=1 before the start"
-        )
-    return "interpreter"
+        return Launch(_fused_kernel, (splits, problem.batch_size), arguments, constants, options)
 
 
 _CAST = "q cast to float8_e4m3fn"
@@ -1018,9 +973,7 @@ def check_input(data: input_t) -> Problem:
         raise InputError(
             f"batch_size × kv_seq_len is {total_kv}, more than the 32-bit indices of the kernels can count"
         )
-    if not isinstance(q, torch.Tensor):
-        raise InputError(f"q must be a tensor, got {type(q).__name__}")
-    device = q.device
+    device = getattr(q, "device", None)
     _check_tensor("q", q, (batch_size, NUM_HEADS, QK_HEAD_DIM), _BF16, device)
     _check_tensor("qo_indptr", qo_indptr, (batch_size + 1,), _INT32, device)
     _check_tensor("kv_indptr", kv_indptr, (batch_size + 1,), _INT32, device)
@@ -1062,10 +1015,10 @@ def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple, dtypes: tuple, 
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in dtypes:
-        hint = (
+        old = (
             ", the fp8 of older GPUs (gfx942), which the gfx950 kernels misread" if "fnuz" in str(tensor.dtype) else ""
         )
-        raise InputError(f"{name} must be {dtypes[0]}, got {tensor.dtype}{hint}")
+        raise InputError(f"{name} must be {dtypes[0]}, got {tensor.dtype}{old}")
     if tensor.shape != shape:
         raise InputError(f"{name} must have shape {shape} for this config, got {tuple(tensor.shape)}")
     if tensor.device != device:
@@ -1078,17 +1031,11 @@ def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple, dtypes: tuple, 
 
 def _check_mxfp4_scales(scales: torch.Tensor, total_kv: int, device: torch.device) -> None:
     """Both of aiter's layouts are taken: (rows, 18), or padded in rows and columns."""
-    blocks = QK_HEAD_DIM // 32
-    name = "kv_data['mxfp4'][1], the scales,"
-    if (
-        not isinstance(scales, torch.Tensor)
-        or scales.dim() != 2
-        or scales.shape[0] < total_kv
-        or scales.shape[1] < blocks
-    ):
-        got = tuple(scales.shape) if isinstance(scales, torch.Tensor) else type(scales).__name__
-        raise InputError(f"{name} must have shape ({total_kv} or more, {blocks} or more), got {got}")
-    _check_tensor(name, scales, tuple(scales.shape), _E8M0_DTYPES, device)
+    name, blocks = "kv_data['mxfp4'][1], the scales,", QK_HEAD_DIM // 32
+    shape = tuple(scales.shape) if isinstance(scales, torch.Tensor) else type(scales).__name__
+    if len(shape) != 2 or isinstance(shape, str) or shape[0] < total_kv or shape[1] < blocks:
+        raise InputError(f"{name} must have shape ({total_kv} or more, {blocks} or more), got {shape}")
+    _check_tensor(name, scales, shape, _E8M0_DTYPES, device)
 
 
 def _pair(name: str, entry: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -1105,15 +1052,12 @@ def check_plan(plan: Plan, kv_seq_len: int, kernels_honour_page_size: bool = Fal
 
 def _check_uniform(problem: Problem) -> None:
     """Strict mode: the indptrs must be the uniform ones that the config states. Synchronises."""
-    batch_size = problem.batch_size
-    for name, indptr, length in (
-        ("qo_indptr", problem.qo_indptr, 1),
-        ("kv_indptr", problem.kv_indptr, problem.kv_seq_len),
-    ):
-        if indptr.tolist() != [i * length for i in range(batch_size + 1)]:
+    count = problem.batch_size + 1
+    for name, length in ("qo_indptr", 1), ("kv_indptr", problem.kv_seq_len):
+        if getattr(problem, name).tolist() != [i * length for i in range(count)]:
             raise InputError(
-                f"{name} is not arange({batch_size + 1}) × {length} as config says: custom_kernel serves uniform "
-                "lengths, its work lists are made from the config alone"
+                f"{name} is not arange({count}) × {length} as config says: custom_kernel serves uniform lengths, its "
+                "work lists are made from the config alone"
             )
 
 
@@ -1182,29 +1126,23 @@ def _unit_scale(device: torch.device) -> torch.Tensor:
 
 @_keep
 def _work_lists(
-    batch_size: int,
-    pages: int,
-    num_splits: int,
-    page_size: int,
-    q_dtype: torch.dtype,
-    device: torch.device,
+    batch_size: int, pages: int, num_splits: int, page_size: int, q_dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """The arguments that make mla_decode_fwd persistent on the fp8 cache, for uniform sequences of `pages` pages."""
-    aiter = _aiter()
+    aiter, shared = _aiter(), {"fast_mode": False, "intra_batch_mode": True}
     info = aiter.get_mla_metadata_info_v1(
-        batch_size,
-        1,
-        NUM_HEADS,
-        q_dtype,
-        FP8,
-        is_sparse=False,
-        fast_mode=False,
-        num_kv_splits=num_splits,
-        intra_batch_mode=True,
-    )
-    meta, work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map = (
-        torch.empty(shape, dtype=dtype, device=device) for shape, dtype in info
-    )
+        batch_size, 1, NUM_HEADS, q_dtype, FP8, is_sparse=False, num_kv_splits=num_splits, **shared
+    )  # fmt: skip
+    names = [
+        "work_meta_data",
+        "work_indptr",
+        "work_info_set",
+        "reduce_indptr",
+        "reduce_final_map",
+        "reduce_partial_map",
+    ]
+    tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in info]
+    meta, work_indptr, work_info_set, *reduce = tensors
     aiter.get_mla_metadata_v1(
         _indptr(batch_size, 1, device),
         _indptr(batch_size, pages, device),
@@ -1212,30 +1150,17 @@ def _work_lists(
         NUM_HEADS,
         1,
         True,
-        meta,
-        work_info_set,  # before work_indptr here, and only here
-        work_indptr,
-        reduce_indptr,
-        reduce_final_map,
-        reduce_partial_map,
+        *(meta, work_info_set, work_indptr, *reduce),  # work_info_set first here, and only here
         page_size=page_size,
         kv_granularity=KV_GRANULARITY,
         max_seqlen_qo=1,
         uni_seqlen_qo=1,
-        fast_mode=False,
         max_split_per_batch=num_splits,
-        intra_batch_mode=True,
         dtype_q=q_dtype,
         dtype_kv=FP8,
+        **shared,
     )
-    return {
-        "work_meta_data": meta,
-        "work_indptr": work_indptr,
-        "work_info_set": work_info_set,
-        "reduce_indptr": reduce_indptr,
-        "reduce_final_map": reduce_final_map,
-        "reduce_partial_map": reduce_partial_map,
-    }
+    return dict(zip(names, tensors, strict=True))
 
 
 @_keep

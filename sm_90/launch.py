@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from submission import FusedRunner, Launch, Plan
+from submission import FusedRunner, Launch, Plan, Problem
 
 try:
     import triton
@@ -32,15 +32,7 @@ class WgmmaRunner(FusedRunner):
         _check_device(device)
         return "nvidia"
 
-    def decode(
-        self,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        shared: dict[str, object],
-        tickets: torch.Tensor,
-        plan: Plan,
-        target: str,
-    ) -> Launch:
+    def decode(self, problem: Problem, plan: Plan, target: str, cache: torch.Tensor, shared: dict) -> Launch:
         """Raises ValueError for another target than "nvidia" and for another output than bfloat16."""
         dtype = shared["out_ptr"].dtype
         if target != "nvidia" or dtype != torch.bfloat16:
@@ -53,7 +45,7 @@ class WgmmaRunner(FusedRunner):
             "SPLIT": plan.num_splits > 1,
             "ALIGN": math.gcd(shared["scale_row"], 8),
         }
-        grid, arguments = (plan.num_splits, q.shape[0]), {"q_ptr": q, "cache": blocks, **shared}
+        grid, arguments = (plan.num_splits, problem.batch_size), {"q_ptr": problem.q, "cache": blocks, **shared}
         return Launch(kernel._wgmma_kernel, grid, arguments, constants, {"num_warps": plan.tile.warps})
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+import submission
 from reference import quantize_fp8, quantize_mxfp4
-from submission import Launch, Plan, Tile, runner_of
+from submission import Launch, Plan, Problem, Tile, runner_of
 from tests.oracle import mxfp4_values, numpy_of
 
 SM_SCALE = 1 / 24
@@ -24,7 +25,6 @@ class Ragged:
         self.indptr = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
         self.hold(kv, cache)
         self.out = torch.full((len(lengths), 16, 512), torch.nan)
-        self.tickets = torch.zeros(len(lengths), dtype=torch.int32)
 
     def hold(self, kv: torch.Tensor, cache: str) -> None:
         """Quantise (total, 1, 576) bfloat16, and keep what that leaves in float64."""
@@ -39,14 +39,23 @@ class Ragged:
 
     def move_to_gpu(self) -> None:
         """As bytes: torch copies not every type with deterministic algorithms asked for."""
-        for name in ("q", "cache", "scale", "indptr", "out", "tickets"):
+        for name in ("q", "cache", "scale", "indptr", "out"):
             tensor = getattr(self, name)
             setattr(self, name, tensor.view(torch.uint8).cuda().view(tensor.dtype))
 
     def launches(self, plan: Plan, target: str) -> list[Launch]:
-        return runner_of(plan).launches(
-            self.q, self.cache, self.scale, self.indptr, SM_SCALE, plan, self.out, self.tickets, target
-        )
+        caches = [self.cache, self.cache, self.scale, self.cache, self.scale]  # a plan takes its own
+        problem = Problem(self.q, *caches, None, self.indptr, len(self.lengths), max(self.lengths), SM_SCALE)
+        return runner_of(plan).launches(problem, plan, self.out, target)
+
+    @property
+    def tickets(self) -> torch.Tensor:
+        return submission._tickets(len(self.lengths), self.q.device)
+
+    def exact(self, sequence: int) -> torch.Tensor:
+        """(16, 512) float64."""
+        rows = torch.from_numpy(self.held[self.indptr[sequence] : self.indptr[sequence + 1]])
+        return torch.softmax(self.q[sequence].double().cpu() @ rows.T * SM_SCALE, -1) @ rows[:, :512]
 
     def errors(self) -> list[float]:
         """Relative L2 of each sequence; of an empty one, the largest element."""
@@ -54,8 +63,7 @@ class Ragged:
         for i, length in enumerate(self.lengths):
             got = self.out[i].double().cpu()
             if length:
-                rows = torch.from_numpy(self.held[self.indptr[i] : self.indptr[i + 1]])
-                exact = torch.softmax(self.q[i].double().cpu() @ rows.T * SM_SCALE, -1) @ rows[:, :512]
+                exact = self.exact(i)
                 errors.append(((got - exact).norm() / exact.norm()).item())
             else:
                 errors.append(got.abs().max().item())

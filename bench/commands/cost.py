@@ -129,9 +129,8 @@ def _parts(data: input_t, plan: Plan) -> dict[str, Callable[[], object]]:
     }
     if is_fused(plan):
         runner = runner_of(plan)
-        given = (q, *kv_data["fp8"], data[3], config["sm_scale"], plan, parts["output"](), data[3])
-        target = runner.target(q.device)
-        parts["launches"] = lambda: runner.launches(*given, target)
+        given = check_input(data), plan, parts["output"](), runner.target(q.device)
+        parts["launches"] = lambda: runner.launches(*given)
     else:
         parts["cache view"] = lambda: kv_data["fp8"][0].view(-1, 1, 1, submission.QK_HEAD_DIM)
     if plan.precision == "a8w8":

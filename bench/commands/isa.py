@@ -19,7 +19,6 @@ import gfx950
 import sm_90
 import submission
 from bench.basics import UserError, unknown
-from bench.contest.plans import cache_of
 from bench.modules import describe_error, execute
 from bench.show.console import new_table, print_header, print_line, print_verdict
 from bench.show.files import check_target, write_json
@@ -355,13 +354,9 @@ def _cache_bytes(counters: gfx950.Counters) -> int:
 def _run_plan(plan: submission.Plan, length: int) -> gfx950.Result:
     """One sequence, in one split, on random data."""
     alone = replace(plan, num_splits=1)
-    data = generate_input(1, 1, length, 1, device="cpu")
-    cache, scale = cache_of(data[1], plan.tile.cache)
+    problem = submission.check_input(generate_input(1, 1, length, 1, device="cpu"))
     output = torch.empty((1, 16, 512), dtype=torch.bfloat16)
-    tickets = torch.zeros(1, dtype=torch.int32)
-    kernel, grid, arguments, constants, options = submission.runner_of(plan).launches(
-        data[0], cache, scale, data[3], data[4]["sm_scale"], alone, output, tickets, "amd"
-    )[0]
+    kernel, grid, arguments, constants, options = submission.runner_of(plan).launches(problem, alone, output, "amd")[0]
     return gfx950.run(kernel, grid, list(arguments.values()), constexprs=constants, **options)
 
 

@@ -15,7 +15,7 @@ import torch
 import sm_90
 from bench.basics import UserError
 from bench.contest.contestants import tables_of
-from bench.contest.plans import cache_of, is_fused, spec_of
+from bench.contest.plans import is_fused, spec_of
 from reference import (
     NUM_HEADS,
     PRECISIONS,
@@ -28,7 +28,7 @@ from reference import (
     relative_l2,
     worst_of,
 )
-from submission import FUSED_PRECISIONS, RUNNERS, TABLES, Plan, Tile, runner_of
+from submission import FUSED_PRECISIONS, RUNNERS, TABLES, Plan, Problem, Tile, clear_caches, runner_of
 from task import input_t
 
 LENGTHS = (70, 0, 1, 257, 33)
@@ -60,17 +60,18 @@ def draw() -> input_t:
 def run(plan: Plan, data: input_t, device: torch.device, target: str) -> torch.Tensor:
     """The output (sequences, 16, 512) bfloat16 of a second run on the same tickets, on the CPU; NaN where nothing was
     written or where the tickets were not left at zero."""
-    q, kv_data, _, kv_indptr, config = data
-    q, cache, scale, kv_indptr = (t.to(device) for t in (q, *cache_of(kv_data, plan.tile.cache), kv_indptr))
-    tickets = torch.zeros(len(LENGTHS), dtype=torch.int32, device=device)
+    q, kv_data, qo_indptr, kv_indptr, config = data
+    tensors = [q, kv_data["bf16"], *kv_data["fp8"], *kv_data["mxfp4"], qo_indptr, kv_indptr]
+    problem = Problem(*(t.to(device) for t in tensors), len(LENGTHS), max(LENGTHS), config["sm_scale"])
     output = torch.empty((len(LENGTHS), NUM_HEADS, V_HEAD_DIM), dtype=torch.bfloat16, device=device)
+    clear_caches()
     for _ in range(2):
         output.fill_(torch.nan)
-        for launch in runner_of(plan).launches(
-            q, cache, scale, kv_indptr, config["sm_scale"], plan, output, tickets, target
-        ):
+        launches = runner_of(plan).launches(problem, plan, output, target)
+        for launch in launches:
             launch.start()
-    return output.cpu() if not tickets.any() else torch.full_like(output, torch.nan, device="cpu")
+    used = any(launch.arguments["tickets_ptr"].any() for launch in launches if "tickets_ptr" in launch.arguments)
+    return torch.full_like(output, torch.nan, device="cpu") if used else output.cpu()
 
 
 def main() -> int:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from bench.contest import peers
-from bench.contest.plans import Space, cache_of, is_fused
+from bench.contest.plans import Space, is_fused
 from bench.contest.rounds import OURS, PEER, Contestant
 from bench.environment import processors_of
 from bench.versions import version
 from reference import generate_input
-from submission import TABLES, Plan, custom_kernel, plan_for, runner_of, table_of
+from submission import TABLES, Plan, check_input, custom_kernel, plan_for, runner_of, table_of
 from task import TestSpec
 
 
@@ -59,14 +59,13 @@ def compile_plans(plans: Sequence[Plan], device: torch.device) -> None:
     """Triton's part, for any shape: a kernel's code depends on the tile, and on splits as far as they are merged."""
     from triton import AsyncCompileMode
 
-    q, kv_data, _, kv_indptr, config = generate_input(1, 1, 32, 0, device=device)
+    problem = check_input(generate_input(1, 1, 32, 0, device=device))
     output = torch.empty((1, 16, 512), dtype=torch.bfloat16, device=device)
-    tickets = torch.zeros(1, dtype=torch.int32, device=device)
     target = "amd" if torch.version.hip else "nvidia"
     with ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for plan in plans:
             with contextlib.suppress(Exception):
                 for kernel, grid, arguments, constants, options in runner_of(plan).launches(
-                    q, *cache_of(kv_data, plan.tile.cache), kv_indptr, config["sm_scale"], plan, output, tickets, target
+                    problem, plan, output, target
                 ):
                     kernel.warmup(grid=grid, **arguments, **constants, **options)

@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-
 import sm_90
 from bench.basics import UserError
 from submission import FUSED_PRECISIONS, MAX_FUSED_SPLITS, RUNNERS, FusedRunner, Plan, Tile, runner_of
@@ -126,12 +124,6 @@ def _number(text: str, name: str, value: str, least: int = 0) -> int:
     if not value.isascii() or not value.isdigit() or int(value) < least:
         raise UserError(f"--plans {text!r}: {name} must be a number of {least} or more, got {value!r}")
     return int(value)
-
-
-def cache_of(kv_data: dict, cache: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A cache format's values and scale, as FusedRunner.launches takes them."""
-    values = kv_data[cache]
-    return (values, torch.ones(1, device=values.device)) if cache == "bf16" else values
 
 
 def spec_of(plan: Plan) -> str:

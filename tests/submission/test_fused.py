@@ -222,18 +222,18 @@ def test_any_plan_has_room_for_all_its_parts_or_is_clearly_refused(batch, length
         return
     submission.check_plan(plan, length)
     meta = torch.device("meta")
-    rows = torch.empty(batch * length, 1, 288 if cache == "mxfp4" else 576, dtype=torch.uint8, device=meta)
-    first, *merging = FUSED.launches(
-        torch.empty(batch, 16, 576, dtype=torch.bfloat16, device=meta),
-        rows.bfloat16() if cache == "bf16" else rows,
-        torch.empty(batch * length, 18, dtype=torch.uint8, device=meta),
-        torch.empty(batch + 1, dtype=torch.int32, device=meta),
-        1 / 24,
-        plan,
-        torch.empty(batch, 16, 512, dtype=torch.bfloat16, device=meta),
-        torch.empty(batch, dtype=torch.int32, device=meta),
-        target,
-    )
+
+    def empty(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=meta)
+
+    rows, bytes_per_row = batch * length, {"bf16": 576, "fp8": 576, "mxfp4": 288}[cache]
+    values = empty(rows, 1, bytes_per_row, dtype=torch.bfloat16 if cache == "bf16" else torch.uint8)
+    indptr = empty(batch + 1, dtype=torch.int32)
+    q = empty(batch, 16, 576, dtype=torch.bfloat16)
+    caches = [values, values, empty(1, dtype=torch.float32), values, empty(rows, 18)]
+    problem = submission.Problem(q, *caches, indptr, indptr, batch, length, 1 / 24)
+    output = empty(batch, 16, 512, dtype=torch.bfloat16)
+    first, *merging = FUSED.launches(problem, plan, output, target)
     assert first.grid == (splits, batch)
     assert {a.device for a in first.arguments.values() if isinstance(a, torch.Tensor)} == {meta}
     parts = 0 if splits == 1 else splits * batch

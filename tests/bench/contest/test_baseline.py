@@ -80,14 +80,20 @@ def test_sanitize_judges_every_plan(monkeypatch, capsys):
 @pytest.mark.parametrize("fault", ["unwritten", "tickets"])
 def test_sanitize_sees_what_a_kernel_leaves_behind(monkeypatch, fault):
     from bench.commands import sanitize
-    from submission import FusedRunner, Plan, Tile
+    from submission import FusedRunner, Launch, Plan, Problem, Tile
 
-    def launches(runner, *arguments):
-        output, tickets = arguments[6:8]
-        if fault == "tickets":
-            tickets.fill_(1)
-            output.zero_()
-        return []
+    class Kernel:
+        def __getitem__(self, grid):
+            return self.run
+
+        def run(self, tickets_ptr, output):
+            if fault == "tickets":
+                tickets_ptr.fill_(1)
+                output.zero_()
+
+    def launches(runner, problem: Problem, plan: Plan, output: torch.Tensor, target: str) -> list[Launch]:
+        tickets = torch.zeros(problem.batch_size, dtype=torch.int32)
+        return [Launch(Kernel(), (1,), {"tickets_ptr": tickets, "output": output}, {}, {})]
 
     monkeypatch.setattr(FusedRunner, "launches", launches)
     plan = Plan("fused", num_splits=1, tile=Tile("bf16"))
