@@ -585,11 +585,11 @@ def _group(x, scale, GROUP: constexpr, LAYOUT: constexpr, KEYS: constexpr, PTX: 
 
 @_jit
 def _block_scales(scales_ptr, rows, columns, inside, COMPUTE: constexpr):
-    """2^(E8M0 code − 127) for each row and element: 8 elements, 32 dims, share a code."""
+    """2^(E8M0 code − 127) for each row and element, NaN for 255: 8 elements, 32 dims, share a code."""
     code = tl.load(scales_ptr + rows[:, None] + columns[None, :] // 8, mask=inside, other=127).to(tl.int32)
     # bfloat16 and float32 have E8M0's exponents; its least, 2^-127, is a denormal of theirs.
-    bits = tl.where(code == 0, 0x00400000, code << 23)
-    return bits.to(tl.float32, bitcast=True).to(COMPUTE)
+    scale = tl.where(code == 0, 0x00400000, code << 23).to(tl.float32, bitcast=True)
+    return (scale * 0.0 + scale).to(COMPUTE)  # 255 is infinity there, and infinity × 0 is NaN
 
 
 @_jit

@@ -7,6 +7,7 @@ import torch
 import submission
 from reference import quantize_fp8, quantize_mxfp4
 from submission import Launch, Plan, Problem, Tile, runner_of
+from tests.cases import mxfp4_nan_scale
 from tests.oracle import mxfp4_values, numpy_of
 
 SM_SCALE = 1 / 24
@@ -76,6 +77,19 @@ def hard(lengths: list[int], cache: str, scale_q: float, change: Callable[[torch
     kv = torch.randn(sum(lengths), 1, 576, generator=torch.Generator().manual_seed(5)).bfloat16()
     case.q = (case.q * scale_q).bfloat16()
     case.hold(change(kv).bfloat16(), cache)
+    return case
+
+
+def with_nan(cache: str) -> Ragged:
+    """tests/cases/mxfp4_nan_scale.py, or as much in another format: one NaN in the first of two sequences, among the
+    dims that are key only."""
+    case = Ragged(mxfp4_nan_scale.LENGTHS, cache, seed=0)
+    if cache == "mxfp4":
+        case.q, elements, scales = mxfp4_nan_scale.build()
+        case.cache, case.scale = elements.view(case.cache.dtype), scales.view(case.scale.dtype)
+        case.held = mxfp4_values(elements.numpy()[:, 0], scales.numpy())
+    else:
+        case.cache[mxfp4_nan_scale.TOKEN, 0, 32 * mxfp4_nan_scale.BLOCK] = torch.nan
     return case
 
 

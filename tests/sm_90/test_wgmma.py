@@ -11,7 +11,7 @@ from sm_90 import launch
 from submission import Plan, Tile
 from tests.conftest import on_hopper
 from tests.oracle import mxfp4_values, numpy_of
-from tests.ragged import Ragged, hard
+from tests.ragged import Ragged, hard, with_nan
 
 if launch.kernel is None:
     pytest.skip("needs Triton 3.6 or later", allow_module_level=True)
@@ -111,6 +111,17 @@ def test_a_scale_that_is_no_number_shows(where, block, splits):
     run(case, "mxfp4", where, splits)
     assert torch.isfinite(case.out[0]).all()
     assert torch.isnan(case.out[1]).any(1).all()
+
+
+@everywhere
+@pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("cache", CACHES)
+def test_nan_in_the_cache_shows(cache, where, splits):
+    """In all of its sequence's output, and in no other's."""
+    case = with_nan(cache)
+    run(case, cache, where, splits)
+    assert case.out[0].isnan().all()
+    assert case.errors()[1] < 0.004
 
 
 @everywhere

@@ -14,7 +14,7 @@ import submission
 from reference import check_exact, generate_input
 from submission import InputError, Plan, Tile, custom_kernel, plan_for
 from tests.conftest import on_gpu, on_hopper
-from tests.ragged import CACHES, RAGGED, Ragged, fused_plan
+from tests.ragged import CACHES, RAGGED, Ragged, fused_plan, with_nan
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
@@ -40,16 +40,43 @@ def test_on_gfx950(cache, lengths, splits, merge):
     case.out = case.out.bfloat16()
     for seed in range(2):
         case.out.fill_(torch.nan)
-        results = []
-        for kernel, grid, arguments, constants, options in case.launches(fused_plan(cache, splits, merge=merge), "amd"):
-            fresh = ("out_ptr", "partial_ptr", "lse_ptr") if kernel is submission._fused_kernel else ("out_ptr",)
-            args = [gfx950.Uninitialised(a) if name in fresh else a for name, a in arguments.items()]
-            results.append(gfx950.run(kernel, grid, args, constexprs=constants, order="shuffled", seed=seed, **options))
-            assert results[-1].ok, "\n".join(map(str, results[-1].findings))
+        results = on_gfx950(gfx950, case, fused_plan(cache, splits, merge=merge), seed)
         assert max(case.errors()) < 0.004
         assert not case.tickets.any()
         read = next(b for b in results[0].counters.buffers if b.name == "cache_ptr")
         assert read.bytes_read == read.distinct_bytes_read == read.size
+
+
+@pytest.mark.parametrize(
+    ("cache", "splits", "merge"),
+    [
+        ("bf16", 2, "last"),
+        ("fp8", 2, "last"),
+        ("mxfp4", 1, "last"),
+        ("mxfp4", 2, "last"),
+        ("mxfp4", 2, "kernel"),
+        ("mxfp4", 5, "kernel"),
+    ],
+)
+def test_nan_on_gfx950(cache, splits, merge):
+    """A NaN in the cache is one in all of its sequence's output, and in no other's."""
+    gfx950 = pytest.importorskip("gfx950", reason="needs the gfx950 extra: pip install -e '.[gfx950]'")
+    case = with_nan(cache)
+    case.out = case.out.bfloat16().fill_(0)
+    on_gfx950(gfx950, case, fused_plan(cache, splits, merge=merge), seed=0)
+    assert case.out[0].isnan().all()
+    assert case.errors()[1] < 0.004
+
+
+def on_gfx950(gfx950, case: Ragged, plan: Plan, seed: int) -> list:
+    """Run the launches; their results, in which the sanitizer found nothing."""
+    results = []
+    for kernel, grid, arguments, constants, options in case.launches(plan, "amd"):
+        fresh = ("out_ptr", "partial_ptr", "lse_ptr") if kernel is submission._fused_kernel else ("out_ptr",)
+        args = [gfx950.Uninitialised(a) if name in fresh else a for name, a in arguments.items()]
+        results.append(gfx950.run(kernel, grid, args, constexprs=constants, order="shuffled", seed=seed, **options))
+        assert results[-1].ok, "\n".join(map(str, results[-1].findings))
+    return results
 
 
 @pytest.mark.parametrize("shape", sorted(submission.GFX950_FUSED_TABLE), ids=str)
@@ -96,6 +123,20 @@ def test_on_a_gpu(cache, splits, merge, block, warps):
             launch.start()
         assert max(case.errors()) < 0.004
         assert not case.tickets.any()
+
+
+@on_gpu
+@pytest.mark.parametrize(("splits", "merge"), [(1, "last"), (2, "last"), (2, "kernel"), (5, "kernel")])
+@pytest.mark.parametrize("cache", CACHES)
+def test_nan_on_a_gpu(cache, splits, merge):
+    """A NaN in the cache is one in all of its sequence's output, and in no other's."""
+    case = with_nan(cache)
+    case.out = case.out.bfloat16().fill_(0)
+    case.move_to_gpu()
+    for launch in case.launches(fused_plan(cache, splits, merge=merge), FUSED.target(case.q.device)):
+        launch.start()
+    assert case.out[0].isnan().all()
+    assert case.errors()[1] < 0.004
 
 
 @on_gpu

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference import check_exact, generate_input
-from submission import custom_kernel
+from submission import Plan, custom_kernel
 from tests.conftest import interpreted, not_interpreted, run_interpreted
-from tests.ragged import CACHES, RAGGED, Ragged, fused_plan, hard
+from tests.ragged import CACHES, RAGGED, Ragged, fused_plan, hard, with_nan
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install -e '.[gfx950]'")
 
@@ -18,21 +18,41 @@ def test_the_rest_of_this_file():
     run_interpreted(__file__)
 
 
+def interpret(case: Ragged, plan: Plan, target: str = "interpreter") -> None:
+    """Fill case.out. "amd" lays the fp8 cache out as that target does."""
+    for launch in case.launches(plan, target):
+        if "COMPUTE" in launch.constants:
+            launch.constants["COMPUTE"] = triton.language.float32
+        launch.start()
+
+
 @interpreted
 @pytest.mark.parametrize(("splits", "merge"), [(1, "last"), (3, "last"), (3, "kernel"), (8, "kernel")])
 @pytest.mark.parametrize("target", ["interpreter", "amd"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_interpreted(cache, target, splits, merge):
-    """float32 throughout, so what is left is its rounding. "amd" lays the fp8 cache out as that target does."""
+    """float32 throughout, so what is left is its rounding."""
     case = Ragged([*RAGGED, 130], cache, seed=splits)
     for _ in range(2):
         case.out.fill_(torch.nan)
-        for launch in case.launches(fused_plan(cache, splits, merge=merge), target):
-            if target == "amd" and "COMPUTE" in launch.constants:
-                launch.constants["COMPUTE"] = triton.language.float32
-            launch.start()
+        interpret(case, fused_plan(cache, splits, merge=merge), target)
         assert max(case.errors()) < 1e-3 if cache == "fp8" and splits > 1 else max(case.errors()) < 2e-6
         assert not case.tickets.any()
+
+
+@interpreted
+@pytest.mark.parametrize(("splits", "merge"), [(1, "last"), (2, "last"), (2, "kernel"), (5, "last"), (5, "kernel")])
+@pytest.mark.parametrize(
+    ("cache", "target"),
+    [("bf16", "interpreter"), ("fp8", "interpreter"), ("mxfp4", "interpreter"), ("mxfp4", "amd")],
+)
+def test_nan_interpreted(cache, target, splits, merge):
+    """A NaN in the cache is one in all of its sequence's output, and in no other's. The interpreter's own conversion
+    takes fp8's NaN for 480, so the layout "amd" of fp8 has this test in test_fused.py alone."""
+    case = with_nan(cache)
+    interpret(case, fused_plan(cache, splits, merge=merge), target)
+    assert case.out[0].isnan().all()
+    assert case.errors()[1] < 0.004
 
 
 @interpreted
@@ -46,8 +66,7 @@ def test_interpreted_with_hard_numbers(cache):
         (1.0, torch.zeros_like),
     ):
         case = hard([40, 33], cache, scale_q, change)
-        for launch in case.launches(fused_plan(cache, 1), "interpreter"):
-            launch.start()
+        interpret(case, fused_plan(cache, 1))
         if case.held.any():
             assert max(case.errors()) < 2e-5
         else:
@@ -66,8 +85,7 @@ def test_interpreted_with_hard_numbers(cache):
 def test_interpreted_at_any_lengths(lengths, cache, splits, block, merge):
     """Fewer tokens than splits, empty sequences, whole tiles and one token more or less."""
     case = Ragged(lengths, cache, seed=sum(lengths))
-    for launch in case.launches(fused_plan(cache, splits, block, merge), "interpreter"):
-        launch.start()
+    interpret(case, fused_plan(cache, splits, block, merge))
     assert max(case.errors()) < (1e-3 if cache == "fp8" and splits > 1 else 2e-6)
     assert not case.tickets.any()
 
